@@ -1,7 +1,12 @@
 //! A pair of AWS keys. It is read anew for each call, so that a new pair in the file counts at once, and it is never shown.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use crate::provider::{CloudError, CloudErrorKind};
 
@@ -70,24 +75,36 @@ impl Source {
                 ))
             }),
             Self::File(path) => {
-                let shown = path.display();
-                let size = std::fs::metadata(path).map(|meta| meta.len());
-                let text = match size {
-                    Ok(size) if size > FILE_BYTES_MAX => {
-                        return Err(lacking(format!("{shown} has {size} bytes and is no credentials file")));
-                    }
-                    Ok(_) => std::fs::read_to_string(path),
-                    Err(error) => Err(error),
-                };
-                let text = text.map_err(|error| lacking(format!("can't read {shown}: {error}")))?;
+                let text = text_of(path).map_err(lacking)?;
                 of(|name| field(&text, name)).ok_or_else(|| {
                     lacking(format!(
-                        "{shown} has no aws_access_key_id and aws_secret_access_key in a section [default]"
+                        "{} has no aws_access_key_id and aws_secret_access_key in a section [default]",
+                        path.display()
                     ))
                 })
             }
         }
     }
+}
+
+/// The text of a credentials file.
+fn text_of(path: &Path) -> Result<String, String> {
+    let shown = path.display();
+    let failed = |error| format!("can't read {shown}: {error}");
+    // A pipe is opened at once, and then refused.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(format!("{shown} is no file: name a credentials file in providers.yaml"));
+    }
+    let mut text = String::new();
+    let length = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
+    if length as u64 > FILE_BYTES_MAX {
+        return Err(format!(
+            "{shown} has more than {FILE_BYTES_MAX} bytes and is no credentials file"
+        ));
+    }
+    Ok(text)
 }
 
 fn lacking(why: String) -> CloudError {
@@ -120,6 +137,8 @@ fn field(text: &str, name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{CWD, FileType, Mode};
+
     use super::*;
 
     #[test]
@@ -132,6 +151,24 @@ mod tests {
         assert_eq!((pair.id(), pair.secret(), pair.token()), ("id", "hidden+/=", Some("session")));
         let shown = format!("{pair:?}");
         assert!(shown.contains("id") && !shown.contains("hidden") && !shown.contains("session"));
+    }
+
+    #[test]
+    fn what_is_no_file_or_too_long_is_not_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (pipe, long) = (dir.path().join("pipe"), dir.path().join("long"));
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).expect("a pipe");
+        std::fs::write(&long, vec![b'#'; 64 * 1024 + 1]).expect("it is written");
+        for (path, why) in [
+            (pipe.as_path(), "is no file"),
+            ("/dev/zero".as_ref(), "is no file"),
+            (dir.path(), "is no file"),
+            (long.as_path(), "more than 65536 bytes"),
+        ] {
+            let error = Source::File(path.to_owned()).read().expect_err("no pair");
+            assert_eq!(error.kind, CloudErrorKind::NotAllowed);
+            assert!(error.message.contains(why), "{error}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::money::Money;
-use perigee_model::units::parse_duration;
+use perigee_model::units::{parse_date, parse_duration};
 use perigee_model::yaml::{Document, Field};
 use perigee_model::{Problem, SiteId};
 
@@ -16,7 +16,6 @@ use crate::credentials::Source;
 use crate::ec2::{Ec2, Settings};
 use crate::program::{Program, TIMEOUT};
 use crate::provider::Provider;
-use crate::time;
 
 const NAME: &str = "providers.yaml";
 /// Providers in a file.
@@ -133,7 +132,7 @@ fn settings(ec2: &Field<'_>) -> Result<Settings, Problem> {
     read.egress_per_gib_micros = egress.as_ref().map_or(Ok(None), |f| price(f, "/GiB"))?;
     read.disk_per_gib_month_micros = disk.as_ref().map_or(Ok(None), |f| price(f, "/GiB-month"))?;
     read.as_of_unix_s = match (&as_of, prices.or(egress).or(disk)) {
-        (Some(field), _) => field.parse(date)?,
+        (Some(field), _) => field.parse(parse_date)?,
         (None, Some(priced)) => {
             return Err(priced.problem("`as-of` is missing: nobody knows how old the price is"));
         }
@@ -181,10 +180,6 @@ fn price(field: &Field<'_>, unit: &str) -> Result<Option<NonZeroU64>, Problem> {
     })?;
     let amount = amount.parse::<Money>().map_err(|why| field.problem(why))?;
     Ok(NonZeroU64::new(amount.micros))
-}
-
-fn date(text: &str) -> Result<u64, &'static str> {
-    time::parse(text.trim()).ok_or("a day is wanted, as in 2026-11-29")
 }
 
 /// A part of a host's name.

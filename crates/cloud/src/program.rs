@@ -6,6 +6,7 @@
 mod answer;
 mod run;
 
+use std::fmt;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -35,15 +36,16 @@ pub struct Program {
 }
 
 impl Program {
-    /// One run. `secrets` of the input are not in an error.
+    /// One run. `what` are the words that an error begins with; `secrets` of the input are not in it.
     async fn call<T: DeserializeOwned>(
         &self,
         verb: &str,
+        what: &str,
         input: &impl Serialize,
         secrets: &str,
     ) -> Result<T, CloudError> {
-        let input =
-            serde_json::to_vec(input).map_err(|error| self.error(verb, error.to_string()))?;
+        let input = serde_json::to_vec(input);
+        let input = input.map_err(|error| no_sense(what, error.to_string()))?;
         let run = Run {
             command: &self.command,
             verb,
@@ -55,25 +57,28 @@ impl Program {
                 true => CloudErrorKind::Refused,
                 false => CloudErrorKind::Unclear,
             };
-            CloudError::new(kind, format!("{}: {}", self.what(verb), failed.why))
+            said(what, kind, failed.why)
         })?;
         let hide = |text: &str| hidden(text, secrets, &self.environment);
         answer::read(&ended.output, ended.is_success).map_err(|wrong| {
-            let said = short(&hide(&ended.complaint));
-            let said = if said.is_empty() { said } else { format!("; it wrote: {said}") };
+            let complaint = short(&hide(&ended.complaint));
+            let complaint = match complaint.is_empty() {
+                true => complaint,
+                false => format!("; it wrote: {complaint}"),
+            };
             let why = short(&hide(&wrong.message));
-            CloudError::new(wrong.kind, format!("{}: {why}{said}", self.what(verb)))
+            said(what, wrong.kind, format!("{why}{complaint}"))
         })
     }
+}
 
-    fn what(&self, verb: &str) -> String {
-        format!("the provider {} did not answer `{verb}`", self.name)
-    }
+fn said(what: &str, kind: CloudErrorKind, why: impl fmt::Display) -> CloudError {
+    CloudError::new(kind, format!("{what}: {kind}: {why}"))
+}
 
-    /// The error for an answer that makes no sense.
-    fn error(&self, verb: &str, why: String) -> CloudError {
-        CloudError::new(CloudErrorKind::Unclear, format!("{}: {}", self.what(verb), short(&why)))
-    }
+/// The error for an answer that makes no sense.
+fn no_sense(what: &str, why: String) -> CloudError {
+    said(what, CloudErrorKind::Unclear, short(&why))
 }
 
 /// The text without secrets: values of variables that the program was given, tokens, and what the input has in confidence.
@@ -82,8 +87,11 @@ fn hidden(text: &str, secrets: &str, environment: &[String]) -> String {
     const LINE_MIN: usize = 8;
     let mut text = perigee_model::secret::without_tokens(text);
     let values = environment.iter().filter_map(|name| std::env::var(name).ok());
-    let lines = secrets.lines().map(|line| line.trim().to_owned());
-    for secret in values.chain(lines).filter(|secret| secret.len() >= LINE_MIN) {
+    let values: Vec<String> = values.collect();
+    let lines = values.iter().map(String::as_str).chain([secrets]).flat_map(str::lines);
+    let lines = lines.map(|line| line.trim().to_owned());
+    let all: Vec<String> = values.iter().cloned().chain(lines).collect();
+    for secret in all.into_iter().filter(|secret| secret.len() >= LINE_MIN) {
         text = text.replace(&secret, "…");
         // So it stands in the input.
         let quoted = serde_json::Value::from(secret).to_string();
@@ -99,39 +107,44 @@ impl Provider for Program {
 
     fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, CloudError>> {
         Box::pin(async {
-            let answer: OffersAnswer = self.call("offers", &json!({}), "").await?;
-            answer.checked().map_err(|why| self.error("offers", why))
+            let what = format!("can't list what {} offers", self.name);
+            let answer: OffersAnswer = self.call("offers", &what, &json!({}), "").await?;
+            answer.checked().map_err(|why| no_sense(&what, why))
         })
     }
 
     fn create<'a>(&'a self, new: &'a NewInstance) -> BoxFuture<'a, Result<Instance, CloudError>> {
         Box::pin(async {
-            let answer: InstanceAnswer = self.call("create", new, &new.user_data).await?;
-            answer.checked(new).map_err(|why| self.error("create", why))
+            let what = format!("can't rent a {} in {} at {}", new.kind, new.zone, self.name);
+            let answer: InstanceAnswer = self.call("create", &what, new, &new.user_data).await?;
+            answer.checked(new).map_err(|why| no_sense(&what, why))
         })
     }
 
     fn list<'a>(&'a self, cluster: &'a str) -> BoxFuture<'a, Result<Vec<Instance>, CloudError>> {
         Box::pin(async move {
+            let what = format!("can't list the instances at {}", self.name);
             let input = json!({"cluster": cluster});
-            let answer: InstancesAnswer = self.call("list", &input, "").await?;
-            answer.checked().map_err(|why| self.error("list", why))
+            let answer: InstancesAnswer = self.call("list", &what, &input, "").await?;
+            answer.checked().map_err(|why| no_sense(&what, why))
         })
     }
 
     fn end<'a>(&'a self, instance: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         Box::pin(async move {
+            let what = format!("can't end {instance} at {}", self.name);
             let input = json!({"instance": instance});
-            let _: answer::Done = self.call("end", &input, "").await?;
+            let _: answer::Done = self.call("end", &what, &input, "").await?;
             Ok(())
         })
     }
 
     fn notices<'a>(&'a self, cluster: &'a str) -> BoxFuture<'a, Result<Vec<Notice>, CloudError>> {
         Box::pin(async move {
+            let what = format!("can't ask {} for notices", self.name);
             let input = json!({"cluster": cluster});
-            let answer: NoticesAnswer = self.call("notices", &input, "").await?;
-            answer.checked().map_err(|why| self.error("notices", why))
+            let answer: NoticesAnswer = self.call("notices", &what, &input, "").await?;
+            answer.checked().map_err(|why| no_sense(&what, why))
         })
     }
 }

@@ -74,6 +74,11 @@ impl Element {
         Self { name: String::from_utf8_lossy(name).into_owned(), ..Self::default() }
     }
 
+    /// Its name, without a namespace.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The first element at the end of this way of names, as in `placement/availabilityZone`.
     pub fn at(&self, way: &str) -> Option<&Self> {
         way.split('/').try_fold(self, |at, name| at.children.iter().find(|c| c.name == name))

@@ -5,6 +5,8 @@
 
 pub mod states;
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -209,7 +211,7 @@ pub struct Offer {
 }
 
 /// What a provider is asked for. Asking twice with one `rental` gives one instance where the provider can do that.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NewInstance {
     /// The id of the rental; the idempotency token and the tag [`RENTAL_TAG`].
     pub rental: String,
@@ -231,6 +233,22 @@ pub struct NewInstance {
     pub user_data: String,
 }
 
+impl fmt::Debug for NewInstance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rental, cluster, kind, zone, spot, kvm, image, disk_bytes, user_data: _ } = self;
+        f.debug_struct("NewInstance")
+            .field("rental", rental)
+            .field("cluster", cluster)
+            .field("kind", kind)
+            .field("zone", zone)
+            .field("spot", spot)
+            .field("kvm", kvm)
+            .field("image", image)
+            .field("disk_bytes", disk_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
 /// What a provider says of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -239,11 +257,11 @@ pub enum InstanceState {
     Pending,
     /// It runs.
     Running,
-    /// It ends, or it stopped and is still paid for in part.
+    /// It is on its way out, and nobody has to end it any more. One that only stopped is [`InstanceState::Unknown`].
     Ending,
     /// It is gone, and costs nothing any more.
     Gone,
-    /// The provider says something that is not understood. The instance is taken for one that costs money.
+    /// It is stopped, suspended or broken, or the provider says something that is not understood. The instance is taken for one that costs money.
     Unknown,
 }
 
@@ -275,4 +293,26 @@ pub struct Notice {
     pub instance: String,
     /// When the instance goes, in seconds since 1970.
     pub ends_unix_s: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_data_are_not_shown() {
+        let new = NewInstance {
+            rental: "r1".to_owned(),
+            cluster: "c1".to_owned(),
+            kind: "k".to_owned(),
+            zone: "z".to_owned(),
+            spot: false,
+            kvm: true,
+            image: "image".to_owned(),
+            disk_bytes: 1 << 30,
+            user_data: "join-token".to_owned(),
+        };
+        let shown = format!("{new:?} {new:#?}");
+        assert!(shown.contains("r1") && !shown.contains("join-token"), "{shown}");
+    }
 }

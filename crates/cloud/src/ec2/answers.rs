@@ -1,11 +1,11 @@
-//! What EC2's answers say. What an answer leaves out is not known, and an item without an id is left out.
+//! What EC2's answers say. What an answer leaves out is not known, and an item without an id is left out. A notice without an id is an error.
 
 use std::num::NonZeroU64;
 
 use perigee_model::money::Money;
 use perigee_model::rental::{CLUSTER_TAG, Instance, InstanceState, Notice, RENTAL_TAG};
+use perigee_model::units::parse_time;
 
-use crate::time;
 use crate::xml::Element;
 
 /// The time between the notice and the end of a spot instance: "Spot Instance interruption notices" in AWS's EC2 user guide.
@@ -36,7 +36,7 @@ fn instance(item: &Element) -> Option<Instance> {
         zone: text("placement/availabilityZone"),
         spot: item.text("instanceLifecycle") == Some("spot"),
         address: item.text("privateIpAddress").map(str::to_owned),
-        started_unix_s: item.text("launchTime").and_then(time::parse),
+        started_unix_s: item.text("launchTime").and_then(unix_s),
     })
 }
 
@@ -44,12 +44,18 @@ fn tag<'a>(item: &'a Element, key: &str) -> Option<&'a str> {
     item.items("tagSet").find(|tag| tag.text("key") == Some(key))?.text("value")
 }
 
+/// A point in time as EC2 writes it, in seconds since 1970.
+fn unix_s(text: &str) -> Option<u64> {
+    Some(parse_time(text).ok()? / 1000)
+}
+
 fn state(name: &str) -> InstanceState {
     match name {
         "pending" => InstanceState::Pending,
         "running" => InstanceState::Running,
-        "shutting-down" | "stopping" | "stopped" => InstanceState::Ending,
+        "shutting-down" => InstanceState::Ending,
         "terminated" => InstanceState::Gone,
+        // One that stops or is stopped does not end by itself, and its disk costs money.
         _ => InstanceState::Unknown,
     }
 }
@@ -126,7 +132,7 @@ pub fn spot_prices(answer: &Element) -> impl Iterator<Item = SpotPrice> {
             kind: item.text("instanceType")?.to_owned(),
             zone: item.text("availabilityZone")?.to_owned(),
             per_hour_micros: item.text("spotPrice").and_then(micros),
-            as_of_unix_s: item.text("timestamp").and_then(time::parse)?,
+            as_of_unix_s: item.text("timestamp").and_then(unix_s)?,
         })
     })
 }
@@ -142,18 +148,22 @@ fn micros(text: &str) -> Option<NonZeroU64> {
     NonZeroU64::new(shown.parse::<Money>().ok()?.micros.saturating_add(more))
 }
 
-/// The notices in an answer to `DescribeSpotInstanceRequests`.
-pub fn notices(answer: &Element) -> Vec<Notice> {
+/// The notices in an answer to `DescribeSpotInstanceRequests`. An instance that was marked nobody knows when goes now.
+///
+/// # Errors
+/// Why it is not known which instances go.
+pub fn notices(answer: &Element, now_unix_s: u64) -> Result<Vec<Notice>, String> {
     let marked = answer.items("spotInstanceRequestSet");
     let marked = marked.filter(|request| request.text("status/code") == Some(MARKED));
     let notice = |request: &Element| {
-        let since = request.text("status/updateTime").and_then(time::parse)?;
-        Some(Notice {
-            instance: request.text("instanceId")?.to_owned(),
-            ends_unix_s: since.saturating_add(NOTICE_S),
+        let since = request.text("status/updateTime").and_then(unix_s);
+        let instance = request.text("instanceId");
+        Ok(Notice {
+            instance: instance.ok_or("EC2 marks an instance without its id")?.to_owned(),
+            ends_unix_s: since.map_or(now_unix_s, |since| since.saturating_add(NOTICE_S)),
         })
     };
-    marked.filter_map(notice).collect()
+    marked.map(notice).collect()
 }
 
 /// The name of the root disk in an answer to `DescribeImages`.
@@ -252,7 +262,29 @@ mod tests {
     #[test]
     fn a_marked_instance_goes_two_minutes_after_its_mark() {
         let notice = Notice { instance: "i-1".to_owned(), ends_unix_s: 1_440_938_160 + 120 };
-        assert_eq!(notices(&tree(MARKS)), [notice]);
+        assert_eq!(notices(&tree(MARKS), 7), Ok(vec![notice]));
+    }
+
+    #[test]
+    fn a_mark_without_a_time_counts_now_and_one_without_an_instance_is_not_passed_over() {
+        let at_some_time = MARKS.replace("2015-08-30T12:36:00.000Z", "soon");
+        let notice = Notice { instance: "i-1".to_owned(), ends_unix_s: 7 };
+        assert_eq!(notices(&tree(&at_some_time), 7), Ok(vec![notice]));
+        let of_nobody = MARKS.replace("<instanceId>i-1</instanceId>", "");
+        assert!(notices(&tree(&of_nobody), 7).is_err());
+    }
+
+    #[test]
+    fn only_what_is_on_its_way_out_ends() {
+        for (name, expected) in [
+            ("shutting-down", InstanceState::Ending),
+            ("terminated", InstanceState::Gone),
+            ("stopping", InstanceState::Unknown),
+            ("stopped", InstanceState::Unknown),
+            ("", InstanceState::Unknown),
+        ] {
+            assert_eq!(state(name), expected, "{name}");
+        }
     }
 
     fn read_all(bytes: &[u8]) -> usize {
@@ -262,7 +294,7 @@ mod tests {
             + kinds(&tree).len()
             + places(&tree).count()
             + spot_prices(&tree).count()
-            + notices(&tree).len()
+            + notices(&tree, 7).map_or(0, |notices| notices.len())
             + usize::from(root_device(&tree).is_some())
     }
 
@@ -294,7 +326,7 @@ mod tests {
 
         #[test]
         fn times_and_prices_of_any_text_end_in_no_panic(text in "\\PC{0,30}") {
-            time::parse(&text);
+            unix_s(&text);
             micros(&text);
         }
     }

@@ -3,14 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
+use perigee_model::units::format_seconds;
 use reqwest::redirect::Policy;
 use reqwest::{Response, Url};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::rustls::crypto::ring;
 
 use super::errors::{self, Failed};
 use crate::credentials::Source;
-use crate::provider::{CloudError, CloudErrorKind, chain};
+use crate::provider::{CloudError, CloudErrorKind, chain, short};
 use crate::sigv4::{Request, Scope, authorization, encode};
 use crate::time;
 use crate::xml::Element;
@@ -20,7 +21,7 @@ const VERSION: &str = "2016-11-15";
 const FORM: &str = "application/x-www-form-urlencoded; charset=utf-8";
 /// A page of 500 instances is some 3 MiB.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
-const PAGES_MAX: usize = 1000;
+const PAGES_MAX: usize = 100;
 /// How often a request is sent whose answer was lost, if sending it twice does no harm.
 const SENDS_MAX: u32 = 4;
 
@@ -31,6 +32,8 @@ pub struct Waits {
     pub answer: Duration,
     /// For a request with all its repetitions.
     pub request: Duration,
+    /// For all pages of a list.
+    pub list: Duration,
     /// Before the first repetition; each one waits twice as long as the one before.
     pub pause: Duration,
 }
@@ -40,21 +43,35 @@ impl Default for Waits {
         Self {
             answer: Duration::from_secs(30),
             request: Duration::from_secs(90),
+            list: Duration::from_secs(300),
             pause: Duration::from_millis(500),
         }
     }
 }
 
-/// The fields of a request's form.
-#[derive(Debug, Clone, Default)]
+/// The fields of a request's form, and how EC2's answer is known.
+#[derive(Debug, Clone)]
 pub struct Form {
     text: String,
+    action: &'static str,
+    list: &'static str,
 }
 
 impl Form {
-    /// A request for this action.
-    pub fn new(action: &str) -> Self {
-        Self::default().with("Action", action).with("Version", VERSION)
+    /// A request for this action. EC2's answer has this list, though it may be empty.
+    pub fn new(action: &'static str, list: &'static str) -> Self {
+        let form = Self { text: String::new(), action, list };
+        form.with("Action", action).with("Version", VERSION)
+    }
+
+    /// Why this is not EC2's answer: another one may be of a proxy or a login page.
+    fn refuses(&self, answer: &Element) -> Option<String> {
+        if answer.name().strip_suffix("Response") != Some(self.action) {
+            let root = short(answer.name());
+            return Some(format!("its answer is `{root}` and not `{}Response`", self.action));
+        }
+        let lacks_list = answer.at(self.list).is_none();
+        lacks_list.then(|| format!("its answer has no `{}`", self.list))
     }
 
     /// The same with one more field.
@@ -171,24 +188,37 @@ impl Client {
         }
     }
 
-    /// All pages of an answer that is a list.
+    /// What `read` finds on all pages of an answer that is a list. One page is kept at a time.
     ///
     /// # Errors
-    /// As [`Self::ask`]; also if the pages have no end.
-    pub async fn pages(&self, what: &str, form: &Form) -> Result<Vec<Element>, CloudError> {
-        let mut pages = vec![self.ask(what, form, Again::Harmless).await?];
-        let mut tokens = Vec::new();
-        while let Some(token) = pages.last().and_then(|page| page.text("nextToken")) {
-            let token = token.to_owned();
-            if tokens.contains(&token) || pages.len() >= PAGES_MAX {
-                let why = format!("its pages have no end (at most {PAGES_MAX} are read)");
-                return Err(CloudError::new(CloudErrorKind::Unclear, format!("{what}: {why}")));
+    /// As [`Self::ask`]; also if the pages have no end, take too long, or `read` says why one makes no sense.
+    pub async fn pages<T>(
+        &self,
+        what: &str,
+        form: &Form,
+        read: impl Fn(&Element) -> Result<Vec<T>, String>,
+    ) -> Result<Vec<T>, CloudError> {
+        let unclear =
+            |why: String| CloudError::new(CloudErrorKind::Unclear, format!("{what}: {why}"));
+        let all = async {
+            let mut page = self.ask(what, form, Again::Harmless).await?;
+            let mut items = read(&page).map_err(unclear)?;
+            let mut tokens = Vec::new();
+            while let Some(token) = page.text("nextToken").map(str::to_owned) {
+                if tokens.contains(&token) || tokens.len() + 1 >= PAGES_MAX {
+                    let why = format!("its pages have no end (at most {PAGES_MAX} are read)");
+                    return Err(unclear(why));
+                }
+                let form = form.clone().with("NextToken", &token);
+                page = self.ask(what, &form, Again::Harmless).await?;
+                items.extend(read(&page).map_err(unclear)?);
+                tokens.push(token);
             }
-            let form = form.clone().with("NextToken", &token);
-            pages.push(self.ask(what, &form, Again::Harmless).await?);
-            tokens.push(token);
-        }
-        Ok(pages)
+            Ok(items)
+        };
+        let within = format_seconds(self.waits.list.as_secs_f64());
+        let late = |_| unclear(format!("not all of its pages came within {within}"));
+        timeout(self.waits.list, all).await.map_err(late)?
     }
 
     async fn send(&self, what: &str, form: &Form, end: Instant) -> Result<Element, Failed> {
@@ -197,14 +227,18 @@ impl Client {
         };
         let request = self.signed(form)?;
         let end = end.min(Instant::now() + self.waits.answer);
-        let late = |_| unclear(format!("no answer within {} s", self.waits.answer.as_secs()));
+        let within = format_seconds(self.waits.answer.as_secs_f64());
+        let late = |_| unclear(format!("no answer within {within}"));
         let answer = timeout_at(end, self.http.execute(request)).await.map_err(late)?;
         let answer = answer.map_err(|error| unclear(chain(&error.without_url())))?;
         let status = answer.status();
         let body = timeout_at(end, whole(answer)).await.map_err(late)?.map_err(unclear)?;
         if status.is_success() {
-            let answer = Element::parse(&body);
-            return answer
+            let read = Element::parse(&body).and_then(|answer| match form.refuses(&answer) {
+                Some(why) => Err(why),
+                None => Ok(answer),
+            });
+            return read
                 .map_err(|why| unclear(format!("it does not answer as EC2 does: {why}")).into());
         }
         Err(errors::of(what, status.as_u16(), &body))
@@ -255,33 +289,53 @@ fn share() -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
-    /// What a client with little patience gets from a server at this address.
-    async fn asked(address: std::net::SocketAddr, again: Again) -> CloudError {
+    const LITTLE: Waits = Waits {
+        answer: Duration::from_millis(200),
+        request: Duration::from_millis(600),
+        list: Duration::from_secs(3600),
+        pause: Duration::from_millis(1),
+    };
+
+    /// A client for a server at this address, and the file of its keys.
+    fn client(address: SocketAddr, waits: Waits) -> (Client, tempfile::NamedTempFile) {
         let keys = tempfile::NamedTempFile::new().expect("a file");
-        let lines = "aws_access_key_id = a\naws_secret_access_key = b\n";
+        let lines =
+            "aws_access_key_id = a\naws_secret_access_key = b\naws_session_token = c/d+e=\n";
         std::fs::write(keys.path(), lines).expect("it is written");
-        let waits = Waits {
-            answer: Duration::from_millis(200),
-            request: Duration::from_millis(600),
-            pause: Duration::from_millis(1),
-        };
         let (endpoint, credentials) =
             (format!("http://{address}"), Source::File(keys.path().to_owned()));
         let client = Client::new("a", Some(&endpoint), credentials, waits).expect("a client");
-        let form = Form::new("DescribeInstances");
-        client.ask("can't list", &form, again).await.expect_err("no answer").error
+        (client, keys)
+    }
+
+    fn form() -> Form {
+        Form::new("DescribeInstances", "reservationSet")
+    }
+
+    /// What a client with little patience gets from a server at this address.
+    async fn asked(address: SocketAddr, again: Again) -> CloudError {
+        let (client, _keys) = client(address, LITTLE);
+        client.ask("can't list", &form(), again).await.expect_err("no answer").error
+    }
+
+    async fn served(router: axum::Router) -> SocketAddr {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        address
     }
 
     /// What it gets from one that answers so.
     async fn answered(status: u16, body: &'static str) -> CloudError {
         let status = axum::http::StatusCode::from_u16(status).expect("a status");
         let router = axum::Router::new().fallback(async move || (status, body));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address");
-        tokio::spawn(async move { axum::serve(listener, router).await });
-        asked(address, Again::Harmless).await
+        asked(served(router).await, Again::Harmless).await
     }
 
     #[tokio::test]
@@ -291,7 +345,7 @@ mod tests {
         for again in [Again::Harmless, Again::MakesTwo] {
             let error = asked(address, again).await;
             assert_eq!(error.kind, CloudErrorKind::Unclear);
-            assert!(error.message.contains("no answer within"), "{error}");
+            assert!(error.message.contains("no answer within 0.20 s"), "{error}");
         }
     }
 
@@ -302,6 +356,88 @@ mod tests {
         assert!(error.message.contains("as EC2 does"), "{error}");
         let elsewhere = answered(307, "").await;
         assert!(elsewhere.message.contains("307"), "{elsewhere}");
+    }
+
+    #[test]
+    fn only_ec2s_own_answer_is_one() {
+        for (text, why) in [
+            ("<html/>", "`html` and not `DescribeInstancesResponse`"),
+            ("<Response><reservationSet/></Response>", "and not"),
+            ("<DescribeImagesResponse><reservationSet/></DescribeImagesResponse>", "and not"),
+            ("<DescribeInstancesResponse/>", "no `reservationSet`"),
+        ] {
+            let answer = Element::parse(text.as_bytes()).expect("a document");
+            let refused = form().refuses(&answer).expect(text);
+            assert!(refused.contains(why), "{text}: {refused}");
+        }
+        let empty = "<DescribeInstancesResponse><reservationSet/></DescribeInstancesResponse>";
+        let answer = Element::parse(empty.as_bytes()).expect("a document");
+        assert_eq!(form().refuses(&answer), None);
+    }
+
+    #[tokio::test]
+    async fn pages_without_an_end_are_not_read_for_ever() {
+        let sent = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&sent);
+        let page = async move || {
+            let number = counted.fetch_add(1, Ordering::Relaxed);
+            format!(
+                "<DescribeInstancesResponse><reservationSet/><nextToken>{number}</nextToken></DescribeInstancesResponse>"
+            )
+        };
+        let address = served(axum::Router::new().fallback(page)).await;
+        let hour = Duration::from_secs(3600);
+        let waits = Waits { answer: hour, request: hour, ..LITTLE };
+        let (client, _keys) = client(address, waits);
+        let read = |_: &Element| Ok(vec![()]);
+        let error = client.pages("can't list", &form(), read).await.expect_err("no end");
+        assert_eq!(error.kind, CloudErrorKind::Unclear);
+        assert!(error.message.contains("at most 100"), "{error}");
+        assert_eq!(sent.load(Ordering::Relaxed), 100);
+    }
+
+    #[tokio::test]
+    async fn all_pages_together_have_a_deadline() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let hour = Duration::from_secs(3600);
+        let waits =
+            Waits { answer: hour, request: hour, list: Duration::from_millis(50), ..LITTLE };
+        let (client, _keys) = client(address, waits);
+        let read = |_: &Element| Ok(vec![()]);
+        let error = client.pages("can't list", &form(), read).await.expect_err("no answer");
+        assert_eq!(error.kind, CloudErrorKind::Unclear);
+        assert!(error.message.contains("within 0.05 s"), "{error}");
+    }
+
+    /// The headers that are sent, read back from the request, have the signature that is sent.
+    #[test]
+    fn what_is_sent_is_what_is_signed() {
+        let (client, _keys) = client(([127, 0, 0, 1], 8123).into(), LITTLE);
+        let request = client.signed(&form()).expect("a request");
+        let header = |name: &str| {
+            let values: Vec<_> = request.headers().get_all(name).iter().collect();
+            assert_eq!(values.len(), 1, "{name}: {values:?}");
+            values[0].to_str().expect("a text")
+        };
+        let sent = header("authorization");
+        let (_, names) = sent.split_once("SignedHeaders=").expect("the names");
+        let (names, _) = names.split_once(',').expect("their end");
+        let headers: Vec<(&str, &str)> =
+            names.split(';').map(|name| (name, header(name))).collect();
+        assert_eq!(names, "content-type;host;x-amz-date;x-amz-security-token");
+        assert_eq!(header("host"), request.url().authority());
+        assert_eq!(header("x-amz-security-token"), "c/d+e=");
+        let again = Request {
+            method: request.method().as_str(),
+            query: request.url().query().unwrap_or_default(),
+            headers: &headers,
+            body: request.body().and_then(|body| body.as_bytes()).expect("a body"),
+        };
+        let scope = Scope { time: header("x-amz-date"), region: "a", service: "ec2" };
+        let credentials = client.credentials.read().expect("keys");
+        assert_eq!(sent, authorization(&again, scope, &credentials));
+        assert_eq!(request.url().path(), "/");
     }
 
     #[tokio::test]
@@ -315,7 +451,7 @@ mod tests {
 
     #[test]
     fn fields_of_a_form_are_numbered_from_1() {
-        let form = Form::new("A").filter(1, "tag:x", ["a b", "c"]).with_list("Id", [7]);
+        let form = Form::new("A", "b").filter(1, "tag:x", ["a b", "c"]).with_list("Id", [7]);
         assert_eq!(
             form.text,
             "Action=A&Version=2016-11-15&Filter.1.Name=tag%3Ax&Filter.1.Value.1=a%20b&Filter.1.Value.2=c&Id.1=7"

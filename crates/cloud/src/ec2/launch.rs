@@ -30,7 +30,7 @@ pub fn form(
     root_device: Option<&str>,
     settings: &Settings,
 ) -> Form {
-    let mut form = Form::new("RunInstances")
+    let mut form = Form::new("RunInstances", "instancesSet")
         .with("ClientToken", &new.rental)
         .with("MinCount", 1)
         .with("MaxCount", 1)

@@ -22,6 +22,8 @@ use perigee_model::rental::{CLUSTER_TAG, Instance, NewInstance, Notice, Offer};
 
 use crate::credentials::Source;
 use crate::provider::{CloudError, CloudErrorKind, Provider};
+use crate::time;
+use crate::xml::Element;
 pub use client::Waits;
 use client::{Again, Client, Form};
 
@@ -141,7 +143,7 @@ impl Ec2 {
         if let Some(root_device) = &self.settings.root_device {
             return Ok(root_device.clone());
         }
-        let form = Form::new("DescribeImages").with_list("ImageId", [image]);
+        let form = Form::new("DescribeImages", "imagesSet").with_list("ImageId", [image]);
         let answer = self.client.ask(what, &form, Again::Harmless).await?;
         answers::root_device(&answer).map(str::to_owned).ok_or_else(|| {
             let why = format!("EC2 does not say which disk the image {image} begins from");
@@ -151,14 +153,11 @@ impl Ec2 {
 
     async fn all_of(&self, cluster: &str) -> Result<Vec<Instance>, CloudError> {
         let what = format!("can't list the instances at {}", self.name);
-        let form = Form::new("DescribeInstances").with("MaxResults", PAGE).filter(
-            1,
-            &format!("tag:{CLUSTER_TAG}"),
-            [cluster],
-        );
-        let pages = self.client.pages(&what, &form).await?;
-        let mut instances: Vec<Instance> =
-            pages.iter().flat_map(|page| answers::instances(page, cluster)).collect();
+        let form = Form::new("DescribeInstances", "reservationSet")
+            .with("MaxResults", PAGE)
+            .filter(1, &format!("tag:{CLUSTER_TAG}"), [cluster]);
+        let read = |page: &Element| Ok(answers::instances(page, cluster));
+        let mut instances = self.client.pages(&what, &form, read).await?;
         // An instance may be on two pages when the list has changed meanwhile.
         instances.sort_by(|one, other| one.id.cmp(&other.id));
         instances.dedup_by(|one, other| one.id == other.id);
@@ -167,7 +166,8 @@ impl Ec2 {
 
     async fn terminate(&self, instance: &str) -> Result<(), CloudError> {
         let what = format!("can't end {instance} at {}", self.name);
-        let form = Form::new("TerminateInstances").with_list("InstanceId", [instance]);
+        let form = Form::new("TerminateInstances", "instancesSet");
+        let form = form.with_list("InstanceId", [instance]);
         match self.client.ask(&what, &form, Again::Harmless).await {
             Err(failed) if failed.code == "InvalidInstanceID.NotFound" => Ok(()),
             answer => Ok(answer.map(drop)?),
@@ -176,13 +176,10 @@ impl Ec2 {
 
     async fn marked(&self, cluster: &str) -> Result<Vec<Notice>, CloudError> {
         let what = format!("can't ask {} for notices", self.name);
-        let form = Form::new("DescribeSpotInstanceRequests").filter(
-            1,
-            &format!("tag:{CLUSTER_TAG}"),
-            [cluster],
-        );
-        let pages = self.client.pages(&what, &form).await?;
-        Ok(pages.iter().flat_map(answers::notices).collect())
+        let form = Form::new("DescribeSpotInstanceRequests", "spotInstanceRequestSet");
+        let form = form.filter(1, &format!("tag:{CLUSTER_TAG}"), [cluster]);
+        let now_unix_s = time::now_unix_s();
+        self.client.pages(&what, &form, |page| answers::notices(page, now_unix_s)).await
     }
 }
 
@@ -209,5 +206,40 @@ impl Provider for Ec2 {
 
     fn notices<'a>(&'a self, cluster: &'a str) -> BoxFuture<'a, Result<Vec<Notice>, CloudError>> {
         Box::pin(self.marked(cluster))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A login page before the network, and a program that answers as EC2 does but for the list.
+    #[tokio::test]
+    async fn what_is_not_ec2s_answer_is_no_empty_list_and_no_end() {
+        let keys = tempfile::NamedTempFile::new().expect("a file");
+        let lines = "aws_access_key_id = a\naws_secret_access_key = b\n";
+        std::fs::write(keys.path(), lines).expect("it is written");
+        for page in ["<html/>", "<DescribeInstancesResponse/>"] {
+            let router = axum::Router::new().fallback(async move || page);
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let address = listener.local_addr().expect("an address");
+            tokio::spawn(async move { axum::serve(listener, router).await });
+            let settings = Settings {
+                endpoint: Some(format!("http://{address}")),
+                credentials: Source::File(keys.path().to_owned()),
+                waits: Waits { pause: Duration::from_millis(1), ..Waits::default() },
+                ..Settings::new("a")
+            };
+            let ec2 = Ec2::new("amazon", settings).expect("a provider");
+            let list = ec2.list("c1").await.map(drop);
+            let notices = ec2.notices("c1").await.map(drop);
+            for answer in [list, notices, ec2.end("i-1").await] {
+                let error = answer.expect_err(page);
+                assert_eq!(error.kind, CloudErrorKind::Unclear, "{page}: {error}");
+                assert!(error.message.contains("as EC2 does"), "{page}: {error}");
+            }
+        }
     }
 }

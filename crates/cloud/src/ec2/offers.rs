@@ -18,25 +18,27 @@ const WHAT: &str = "can't list what EC2 offers";
 
 /// Asks EC2 for all of it.
 pub async fn ask(client: &Client, settings: &Settings) -> Result<Vec<Offer>, CloudError> {
-    let form = Form::new("DescribeInstanceTypes").filter(1, "instance-type", &settings.kinds);
-    let pages = client.pages(WHAT, &form).await?;
+    let form = Form::new("DescribeInstanceTypes", "instanceTypeSet");
+    let form = form.filter(1, "instance-type", &settings.kinds);
+    let kinds = client.pages(WHAT, &form, |page| Ok(answers::kinds(page))).await?;
     let kinds: BTreeMap<String, Kind> =
-        pages.iter().flat_map(answers::kinds).map(|kind| (kind.name.clone(), kind)).collect();
-    let form = Form::new("DescribeInstanceTypeOfferings")
+        kinds.into_iter().map(|kind| (kind.name.clone(), kind)).collect();
+    let form = Form::new("DescribeInstanceTypeOfferings", "instanceTypeOfferingSet")
         .with("LocationType", "availability-zone")
         .filter(1, "instance-type", &settings.kinds);
-    let pages = client.pages(WHAT, &form).await?;
-    let mut places: Vec<_> = pages.iter().flat_map(answers::places).collect();
+    let mut places: Vec<Place> =
+        client.pages(WHAT, &form, |page| Ok(answers::places(page).collect())).await?;
     places.retain(|(_, zone)| settings.has_zone(zone));
     places.sort();
     places.dedup();
-    let form = Form::new("DescribeSpotPriceHistory")
+    let form = Form::new("DescribeSpotPriceHistory", "spotPriceHistorySet")
         // The prices that hold since this moment are those of now.
         .with("StartTime", time::extended(time::now_unix_s()))
         .with("ProductDescription.1", "Linux/UNIX")
         .with_list("InstanceType", &settings.kinds);
-    let pages = client.pages(WHAT, &form).await?;
-    let spot = newest(pages.iter().flat_map(answers::spot_prices));
+    let prices: Vec<SpotPrice> =
+        client.pages(WHAT, &form, |page| Ok(answers::spot_prices(page).collect())).await?;
+    let spot = newest(prices.into_iter());
     Ok(all(&kinds, &places, &spot, settings))
 }
 

@@ -35,7 +35,7 @@ pub struct Ended {
     pub is_success: bool,
     /// The standard output.
     pub output: Vec<u8>,
-    /// The begin of the standard error.
+    /// The begin of the standard error, in whole lines if it is cut.
     pub complaint: String,
 }
 
@@ -146,12 +146,38 @@ async fn output(stdout: impl AsyncRead + Unpin) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// The begin of what it writes. The rest is read too, so that it does not wait for a reader.
+/// The begin of what it writes. The rest is read too, so that it does not wait for a reader. A line that is cut is left out: nobody recognises half a
+/// secret.
 async fn begin(mut stderr: impl AsyncRead + Unpin) -> String {
-    let (mut kept, mut buffer) = (Vec::new(), [0; 4096]);
+    let (mut kept, mut buffer, mut is_cut) = (Vec::new(), [0; 4096], false);
     while let Ok(length @ 1..) = stderr.read(&mut buffer).await {
         let room = COMPLAINT_BYTES_MAX - kept.len();
         kept.extend_from_slice(&buffer[..length.min(room)]);
+        is_cut |= length > room;
+    }
+    if is_cut {
+        let lines_end = kept.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        kept.truncate(lines_end);
     }
     String::from_utf8_lossy(&kept).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_complaint_is_cut_between_lines() {
+        let line = "x".repeat(4000);
+        let token = "s".repeat(200);
+        for (said, expected) in [
+            (format!("{line}\n{token}\nmore\n"), format!("{line}\n")),
+            (format!("{token}{line}\n"), String::new()),
+            (token.clone(), token),
+        ] {
+            assert_eq!(begin(said.as_bytes()).await, expected);
+        }
+        let full = "f".repeat(COMPLAINT_BYTES_MAX);
+        assert_eq!(begin(full.as_bytes()).await, full);
+    }
 }

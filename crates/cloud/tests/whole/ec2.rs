@@ -177,7 +177,9 @@ async fn what_ec2_refuses_is_not_asked_again_and_what_it_has_no_time_for_is() {
     let error = cloud.ec2.list("c1").await.expect_err("no list is no empty list");
     assert_eq!(error.kind, CloudErrorKind::NotAllowed, "{error}");
     // A page without an end.
-    let page = Fault::Say("<R><reservationSet/><nextToken>again</nextToken></R>");
+    let page = Fault::Say(
+        "<DescribeInstancesResponse><reservationSet/><nextToken>again</nextToken></DescribeInstancesResponse>",
+    );
     cloud.faults.next("DescribeInstances", &[page; 3]);
     let error = cloud.ec2.list("c1").await.expect_err("half a list is none");
     assert!(error.message.contains("no end"), "{error}");
@@ -229,8 +231,9 @@ async fn notices_are_read() {
     let cloud = cloud().await;
     assert_eq!(cloud.ec2.notices("c1").await.expect("none"), []);
     let marked = Fault::Say(
-        "<R><spotInstanceRequestSet><item><instanceId>i-1</instanceId><status><code>marked-for-termination</code>\
-         <updateTime>2015-08-30T12:36:00Z</updateTime></status></item></spotInstanceRequestSet></R>",
+        "<DescribeSpotInstanceRequestsResponse><spotInstanceRequestSet><item><instanceId>i-1</instanceId><status>\
+         <code>marked-for-termination</code><updateTime>2015-08-30T12:36:00Z</updateTime></status></item>\
+         </spotInstanceRequestSet></DescribeSpotInstanceRequestsResponse>",
     );
     cloud.faults.next("DescribeSpotInstanceRequests", &[marked]);
     let notice = Notice { instance: "i-1".to_owned(), ends_unix_s: 1_440_938_280 };

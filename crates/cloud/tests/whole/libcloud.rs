@@ -58,6 +58,10 @@ async fn the_example_rents_a_host_and_gives_it_back() {
     let nested = NewInstance { rental: "r2".to_owned(), kvm: true, ..new.clone() };
     let error = other.create(&nested).await.expect_err("nobody knows whether it has KVM");
     assert_eq!(error.kind, CloudErrorKind::Refused, "{error}");
+    faults.next("TerminateInstances", &[Fault::Say("<TerminateInstancesResponse/>")]);
+    let error = other.end(&made.id).await.expect_err("libcloud does not say that it ends");
+    assert_eq!(error.kind, CloudErrorKind::Unclear, "{error}");
+    assert!(error.message.contains(&made.id), "{error}");
     other.end(&made.id).await.expect("its end");
     other.end(&made.id).await.expect("it is gone already");
     let listed = other.list("c1").await.expect("a list");
@@ -65,6 +69,10 @@ async fn the_example_rents_a_host_and_gives_it_back() {
     for (fault, kind) in [
         (Fault::Refuse(400, "VcpuLimitExceeded"), CloudErrorKind::Quota),
         (Fault::Refuse(500, "InsufficientInstanceCapacity"), CloudErrorKind::NoCapacity),
+        (Fault::Refuse(400, "InvalidAMIID.NotFound"), CloudErrorKind::Refused),
+        (Fault::Refuse(408, "Late"), CloudErrorKind::Unclear),
+        (Fault::Refuse(409, "Conflict"), CloudErrorKind::Unclear),
+        (Fault::Refuse(429, "Busy"), CloudErrorKind::Throttled),
         (Fault::LoseRequest, CloudErrorKind::Unclear),
     ] {
         faults.next("RunInstances", &[fault]);

@@ -122,7 +122,7 @@ async fn errors_and_nonsense_are_told_apart() {
         script("echo '{\"error\": {\"kind\": \"quota\", \"message\": \"8 of 8 used\"}}'; exit 3");
     let error = quota.provider.create(&new()).await.expect_err("over the quota");
     assert_eq!(error.kind, CloudErrorKind::Quota);
-    assert!(error.message.contains("8 of 8 used"), "{error}");
+    assert_eq!(error.message, "can't rent a k in z at p: over the account's quota: 8 of 8 used");
     let other = instance("r2");
     for (lines, why) in [
         ("echo hello", "makes no sense"),
