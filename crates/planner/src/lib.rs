@@ -8,6 +8,7 @@
 //! - [`consider`]: whether a running VM moves now (the ski-rental rule).
 //! - [`predicted_end`]: when a running job ends.
 //! - [`balance::balance`]: which VM moves because its host is overloaded.
+//! - [`rent::decide`]: which host is rented or given back.
 //! - [`amounts::decide`]: how much memory a VM has that may have more or less of it.
 //! - [`move_cost`]: how long one live migration takes.
 //! - [`PastRun::learn`]: what a finished run shows about the job.
@@ -26,6 +27,7 @@
 //! | When does a running job end, and how much of its work is left? | `running/left.rs` |
 //! | When does a VM move because its host is overloaded? | `balance/` |
 //! | Which VM gets memory while it runs, and which gives some back? | `amounts.rs`; its facts: `controller/src/amounts.rs` |
+//! | When is a host rented, for which jobs, and when is it given back? | `rent/` |
 //! | How much do equal runs differ? | `noise.rs` |
 //! | What is kept of a job's runs, and which runs count for which job? | `runs.rs` |
 //! | How is a time predicted at a distance that a job never ran at, and how sure is that? | `learn.rs`; from runs: `learn/fit.rs`, without: `learn/one_pass.rs` (a guess, improved by the cluster's other jobs); whether recorded runs are in the ranges: `options/recorded.rs` |
@@ -57,6 +59,7 @@ mod noise;
 mod options;
 pub mod queue;
 mod refused;
+pub mod rent;
 pub mod replay;
 mod running;
 mod runs;
