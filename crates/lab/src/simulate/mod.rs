@@ -11,6 +11,7 @@
 //! | How do those share links that send something? | `network.rs` |
 //! | How far is the simulator from a lab? | `beside_lab.rs` |
 //! | How long do decisions take with many hosts? | `growth.rs` |
+//! | Which rule rents hosts, and what does that cost? | `rent/` |
 //! | What is in `results.json`, and on the page? | `outcome.rs`, `page.rs` |
 
 mod beside_lab;
@@ -21,6 +22,7 @@ mod network;
 mod outcome;
 mod page;
 mod price;
+mod rent;
 mod rules;
 mod scenario;
 mod swf;
@@ -35,7 +37,7 @@ use crate::measuring;
 use crate::progress::Steps;
 pub use beside_lab::Options as BesideLabOptions;
 use jobs::Jobs;
-pub use outcome::{BesideLab, OfRule, Outcome, Run, Simulated, Size, Spread};
+pub use outcome::{BesideLab, Bill, OfRule, Outcome, Run, Simulated, Size, Spread};
 pub use page::shown;
 use scenario::Scenario;
 
@@ -86,7 +88,10 @@ fn one(file: &Path, scenario: &Scenario, seeds: u64, steps: &Steps) -> Simulated
     };
     let began = Instant::now();
     let step = steps.begin(scenario.title.as_str());
-    let rules: Vec<OfRule> = scenario.rules.iter().map(of_rule).collect();
+    let rules: Vec<OfRule> = match &scenario.rent {
+        Some(renting) => rent::rules(scenario, renting, seeds),
+        None => scenario.rules.iter().map(of_rule).collect(),
+    };
     let sizes = growth::sizes(scenario);
     step.done(&format!("{} rules, {seeds} seeds", rules.len()));
     let left_out = match &scenario.jobs {

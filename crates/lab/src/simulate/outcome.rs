@@ -107,9 +107,43 @@ pub struct Run {
     pub decided_s: Vec<f64>,
     /// Hours, and what was lost until then.
     pub trace: Vec<(f64, f64)>,
+    /// What was paid, where hosts can be rented.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bill: Option<Bill>,
     /// The jobs that compute, in the order of their arrival. A log may have very many.
     #[serde(skip)]
     pub jobs: Vec<JobTimes>,
+}
+
+/// No other rule that rents and keeps the budget is cheaper than Perigee's by more than this share: the goal.
+pub const RENT_GOAL: f64 = 0.05;
+
+/// What a run cost, in dollars.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Bill {
+    pub machines: f64,
+    pub egress: f64,
+    /// What the jobs' owners say that their waiting costs, from the arrivals to the ends.
+    pub waiting: f64,
+    /// The budgets of the jobs that missed their deadlines.
+    pub late: f64,
+    /// What was spent beyond the budget.
+    pub over_budget: f64,
+    pub late_jobs: u32,
+    pub rented: u32,
+    pub host_hours: f64,
+    /// Requests that the provider refused.
+    pub refused: u32,
+    /// Spot hosts that the provider has taken back, and jobs that began anew.
+    pub taken_back: u32,
+    pub lost_jobs: u32,
+}
+
+impl Bill {
+    /// Money, and what waiting cost.
+    pub fn all_in(&self) -> f64 {
+        self.machines + self.egress + self.waiting + self.late
+    }
 }
 
 /// When a job arrived and ended, in seconds since the first one could arrive.

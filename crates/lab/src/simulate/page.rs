@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::outcome::{
     BesideLab, JobTimes, OfRule, Outcome, PLAN_GOAL_MS, Pair, Run, Simulated, Size, Spread,
 };
+use super::rent;
 use crate::report::page::{self, TABLE_END, figure, row, table};
 use crate::report::plots::{Bar, Line, Trace, bars, curve, traces};
 
@@ -23,6 +24,7 @@ pub fn html(outcome: &Outcome) -> String {
         "<h1>A simulation</h1>\n<p class=\"lead\">{LEAD} Seeds: {}.</p>",
         seeds.max().unwrap_or(0)
     );
+    rent::page::summary(&mut page, outcome);
     for scenario in &outcome.scenarios {
         one(&mut page, scenario);
     }
@@ -33,7 +35,9 @@ pub fn html(outcome: &Outcome) -> String {
 // Writing to a String cannot fail, so the results of `write!` are ignored.
 
 fn one(page: &mut String, scenario: &Simulated) {
-    if !scenario.rules.is_empty() {
+    if rent::page::judged(scenario).is_some() {
+        rent::page::scenario(page, scenario);
+    } else if !scenario.rules.is_empty() {
         rules(page, scenario);
     }
     if !scenario.sizes.is_empty() {

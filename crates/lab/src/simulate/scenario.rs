@@ -24,6 +24,7 @@
 //! failures: 1            # hosts that are away, each for 10 minutes
 //! rules: [none, perigee] # instead of all
 //! sizes: [10, 100]       # hosts, with VMs in proportion: how long decisions take
+//! rent:                  # hosts that are rented, with jobs and rules of its own: `rent/file.rs`
 //! ```
 
 use std::collections::BTreeSet;
@@ -40,6 +41,7 @@ use perigee_planner::queue::{Demand, Holder, Waiting};
 
 use super::jobs::{Job, Jobs, Like};
 use super::loads::Kind;
+use super::rent::{self, Renting};
 use super::rules::Rule;
 
 /// vCPUs of each VM that has no job which computes.
@@ -81,6 +83,8 @@ pub struct Scenario {
     pub rules: Vec<Rule>,
     /// Numbers of hosts with which decisions are timed.
     pub sizes: Vec<usize>,
+    /// What can be rented. Then the other jobs and rules do not count.
+    pub rent: Option<Renting>,
 }
 
 /// What a job takes that computes, before and after that.
@@ -291,6 +295,7 @@ pub fn parse(text: &str, name: &str) -> Result<Scenario, Problem> {
         failures: number(given.take("failures").as_ref(), 0, 0..=1000)?,
         rules: Vec::new(),
         sizes: given.take("sizes").map(|field| read_sizes(&field)).transpose()?.unwrap_or_default(),
+        rent: given.take("rent").map(|field| rent::parse(&field)).transpose()?,
     };
     machine.check_vms(&scenario.jobs).map_err(|why| {
         let what = format!("can't simulate {name}: some VMs would wait for ever");
@@ -301,7 +306,7 @@ pub fn parse(text: &str, name: &str) -> Result<Scenario, Problem> {
     Ok(scenario)
 }
 
-const FIELDS: [&str; 23] = [
+const FIELDS: [&str; 24] = [
     "title",
     "about",
     "load",
@@ -325,6 +330,7 @@ const FIELDS: [&str; 23] = [
     "failures",
     "rules",
     "sizes",
+    "rent",
 ];
 
 /// The fields of the file.

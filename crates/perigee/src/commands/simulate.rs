@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use perigee_lab::simulate::{self, BesideLab, BesideLabOptions, OfRule, Run, shown};
+use perigee_lab::simulate::{self, BesideLab, BesideLabOptions, Bill, OfRule, Run, shown};
 use perigee_lab::{Options, Steps};
 use perigee_model::Problem;
 use serde::Serialize;
@@ -48,6 +48,26 @@ const RULES: &[Column<Line>] = &[
     ("to and fro", |l| shown(l.rule.spread(|run| f64::from(run.back)))),
 ];
 
+/// Where hosts can be rented, in dollars.
+const RENTING: &[Column<Line>] = &[
+    ("scenario", |l| l.scenario.clone()),
+    ("rule", |l| l.rule.rule.clone()),
+    ("all-in", |l| dollars(l, Bill::all_in)),
+    ("machines", |l| dollars(l, |bill| bill.machines)),
+    ("egress", |l| dollars(l, |bill| bill.egress)),
+    ("waiting", |l| dollars(l, |bill| bill.waiting)),
+    ("missed deadlines", |l| dollars(l, |bill| bill.late)),
+    ("over budget", |l| dollars(l, |bill| bill.over_budget)),
+    ("hosts", |l| dollars(l, |bill| f64::from(bill.rented))),
+    ("host hours", |l| dollars(l, |bill| bill.host_hours)),
+    ("begun anew", |l| dollars(l, |bill| f64::from(bill.lost_jobs))),
+];
+
+fn dollars(line: &Line, figure: fn(&Bill) -> f64) -> String {
+    let of = |run: &Run| run.bill.as_ref().map_or(0.0, figure);
+    format!("{:.2}", line.rule.spread(of).mean)
+}
+
 /// A table and CSV have a line for each rule in each scenario, with seconds of a vCPU; JSON and YAML have all of results.json.
 pub async fn run(ask: SimulateOptions, format: Format, steps: &Steps) -> Result<(), Problem> {
     let SimulateOptions { files, seeds, beside_lab, image, base, out } = ask;
@@ -67,7 +87,14 @@ pub async fn run(ask: SimulateOptions, format: Format, steps: &Steps) -> Result<
         let line = |rule: &OfRule| Line { scenario: scenario.title.clone(), rule: rule.clone() };
         scenario.rules.iter().map(line)
     });
-    output::list(format, &lines.collect::<Vec<_>>(), RULES)?;
+    let rents = |line: &Line| line.rule.runs.iter().any(|run| run.bill.is_some());
+    let (renting, moving): (Vec<Line>, Vec<Line>) = lines.partition(rents);
+    if !moving.is_empty() || renting.is_empty() {
+        output::list(format, &moving, RULES)?;
+    }
+    if !renting.is_empty() {
+        output::list(format, &renting, RENTING)?;
+    }
     if format == Format::Table {
         let beside = outcome.scenarios.iter().filter_map(|scenario| scenario.beside_lab.as_ref());
         beside.for_each(|beside| output::text(&said(beside)));
