@@ -326,7 +326,11 @@ impl<'s> Drains<'s> {
         let mut jobs: Vec<(f64, &Job)> =
             snapshot.jobs.iter().take(JOBS_MOST).map(|job| (0.0, job)).collect();
         let waiting = jobs.len();
-        let expected = expected(&snapshot.arrived).into_iter().map(|one| (one.in_s, one.job));
+        // A budget that is tight is for those who wait.
+        let is_tight = super::is_tight(snapshot, snapshot.budget_left);
+        let arrived = snapshot.arrived.as_slice();
+        let arrived = if is_tight { &arrived[..0] } else { arrived };
+        let expected = expected(arrived).into_iter().map(|one| (one.in_s, one.job));
         jobs.extend(expected.take(JOBS_MOST - waiting));
         let queue: Vec<usize> = (0..jobs.len()).collect();
         let mut dear_first = queue.clone();

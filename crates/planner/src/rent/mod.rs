@@ -26,7 +26,7 @@
 //! - **The budget** is what nobody has reserved yet. The high end of each start, and of each longer stay of a rented host, has to fit: the
 //!   sum of all [`Rent::reserve`] and [`Keep::reserve`] is never above [`Snapshot::budget_left`].
 //! - **Scarce** money goes where it does most: if what is left would not pay for one more of the dearest hosts until the budget's period
-//!   is over, the offer that saves most for a dollar is chosen, and not the one that saves most. The money is not spread over the period: a
+//!   is over, the offer that saves most for a dollar is chosen, and not the one that saves most, and no job counts that is only expected. The money is not spread over the period: a
 //!   queue that is kept short early is short for longer.
 //! - **Not known** is never free: an offer without a price is not considered, nor a kind that does not say that it has KVM, unless the job
 //!   allows that. A job whose data may not leave their site never goes to a rented host.
