@@ -160,8 +160,9 @@ mod tests {
         let paths = [state.display().to_string(), identity.display().to_string()];
         let words = "perigee run --host home1 --site home --listen 127.0.0.1:1 --volume-url http://127.0.0.1:2 --nbd-addr 127.0.0.1:3";
         let words = words.split(' ').chain(["--state", &paths[0], "--identity", &paths[1]]);
-        let run = async |more: &[&str]| {
-            let cli = Cli::try_parse_from(words.clone().chain(more.iter().copied()));
+        let run = async |more: &[&'static str]| {
+            let words = words.clone().chain(more.iter().copied()).map(str::to_owned);
+            let cli = Cli::try_parse_from(words.collect::<Vec<_>>());
             run(cli.expect("its words").verb).await.expect_err("it has no identity")
         };
         let problem = run(&[]).await;

@@ -26,7 +26,7 @@ use futures_util::StreamExt as _;
 use nix::fcntl::{Flock, FlockArg};
 use perigee_http::Client;
 use perigee_model::job::Vm;
-use perigee_model::persistent_vm::VmState;
+use perigee_model::persistent_vm::{NewVm, VmState};
 use perigee_model::tenant::{Me, SEPARATOR};
 use perigee_model::{Problem, ProblemKind, TenantName, VmId};
 use serde::Serialize;
