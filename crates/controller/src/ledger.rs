@@ -1,7 +1,8 @@
-//! What jobs and rented hosts may cost, beside the budgets of their tenants, and what they have cost.
+//! What jobs may cost, beside the budgets of their tenants, and what they have cost.
 //!
-//! Whoever starts something that costs money reserves the high end of its price before anything is asked for, and settles what was spent
-//! when that is over. Both can be repeated: an owner, such as `job/NAME` or `rental/ID`, has one entry. See [`crate::cluster::ledger`].
+//! Whoever starts something that costs a tenant money reserves the high end of its price before anything is asked for, and settles what was
+//! spent when that is over. Both can be repeated: an owner, such as `job/NAME/RUN`, has one entry. See [`crate::cluster::ledger`]. Rented
+//! hosts are no tenant's: what is reserved for them is in their own records (`rentals/money.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +40,17 @@ pub async fn reserve(
 pub async fn settle(cluster: &Cluster, owner: &str, spent: Money) -> Result<(), Problem> {
     cluster.ledger.settle(owner, spent).await?;
     // A job may wait for what is left.
+    cluster.index.changed.notify_one();
+    Ok(())
+}
+
+/// Reserves nothing any more for what has not begun.
+///
+/// # Errors
+/// If the store fails.
+pub async fn release(cluster: &Cluster, owner: &str) -> Result<(), Problem> {
+    cluster.ledger.release(owner).await?;
+    // A job may wait for that, also the owner itself.
     cluster.index.changed.notify_one();
     Ok(())
 }

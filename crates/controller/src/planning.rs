@@ -101,6 +101,7 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
 pub async fn prepare_record(cluster: &Cluster, record: &JobRecord) -> Result<Prepared, Problem> {
     let mut prepared = prepare(cluster, &record.job.spec).await?;
     prepared.job.money.deadline_s = money::deadline_s(&record.job.spec, record.job.submitted_ms);
+    money::take_spent(&mut prepared.job.money, &record.job);
     // A VM without a job is never started far from its data in order to move to them.
     prepared.job.may_migrate &= !record.kind.is_persistent_vm();
     let own = record.kept().into_iter().flat_map(|kept| &kept.disks);

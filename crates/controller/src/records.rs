@@ -32,7 +32,7 @@
 //! | `intents/rentals/RENTAL` | [`RentalIntent`] | the API |
 //! | `given_up/HOST` | [`crate::storage::given_up::GivenUp`] | the removal of a host |
 //! | `networks/NETWORK`, `network_numbers/last`, `tunnels/HOST` | those of [`crate::networks`] | the API; who tells hosts |
-//! | `ledger/lines/NNNN`, `ledger/sum` | [`crate::cluster::ledger::book::Line`], of which none is ever changed, and the sum of those that were removed | [`crate::ledger`]; jobs, and whoever rents hosts, through it |
+//! | `ledger/lines/NNNN`, `ledger/sum` | [`crate::cluster::ledger::book::Line`], of which none is ever changed, and the sum of those that were removed | [`crate::ledger`]; jobs through it |
 //! | `prices` | the file with the prices, as it could last be read | [`crate::prices`] |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
 //! | `controller` | the number and the place of the last start | [`crate::term`] |

@@ -109,9 +109,10 @@ impl Supervisor {
         let asked = cluster.records.keys(JOB_INTENTS).await?;
         for record in cluster.unfinished_jobs() {
             let id = &record.job.id;
-            // A queued job has no driver while it waits, unless a person requested something of it.
+            // A queued job has no driver while it waits, unless a person requested something of it, or it was about to be placed.
             let waits = record.job.state == JobState::Queued && record.ending.is_none();
-            if !waits || asked.contains(&job_intent_key(id)) {
+            if !waits || asked.contains(&job_intent_key(id)) || jobs::is_reserved(cluster, &record)
+            {
                 cluster.drive_job(id);
             }
         }

@@ -154,10 +154,10 @@ impl PriceList {
             let unknown = entry.unknown(None, now_s);
             known.push(KnownPrice { site: Some(site.clone()), host: None, price, unknown });
         }
+        let alone = Self { sites: BTreeMap::new(), hosts: self.hosts.clone() };
         for (host, entry) in &self.hosts {
             let site = site_of(host);
             let of_site = site.as_ref().and_then(|site| self.sites.get(site));
-            let alone = Self { sites: BTreeMap::new(), hosts: self.hosts.clone() };
             let no_site = || SiteId::new("none").ok();
             let price = match site.as_ref() {
                 Some(site) => self.of(Some(host), site, now_s),

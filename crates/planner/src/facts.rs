@@ -291,6 +291,8 @@ pub struct JobFacts {
 pub struct MoneyFacts {
     /// The most that the VM may cost.
     pub budget: Option<Money>,
+    /// What the job's earlier runs have cost. The budget is what is left without that.
+    pub spent: Money,
     /// How many VMs the job has, which share its budget; 0 and 1 are one.
     pub vms: u32,
     /// The budget of its tenant for the month, and what is gone of that; `None` if it has none.

@@ -5,7 +5,9 @@
 //! the place taken, reads what the first one wrote, and decides again. So what is spent and reserved together is above a budget only if
 //! more was spent than was reserved, or if the budget was lowered.
 //!
-//! From time to time the sum is stored, and the lines that it has in it are removed. Whoever reads lines leaves out those.
+//! From time to time the sum is stored, and the lines that it has in it are removed. Whoever reads lines leaves out those. A writer that has
+//! not read anything since then would find the place of a removed line free, and what it writes there would not count. There is none: one
+//! controller uses a store at a time, so a second writer is only one that was stopped.
 
 pub mod book;
 

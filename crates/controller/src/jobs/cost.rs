@@ -1,8 +1,10 @@
 //! What a job costs: reserved before its VM is asked for, and settled at its end.
 //!
 //! What was spent is reckoned as the plan was (`planner/src/options/cost.rs`): each host for the time of the VM there, from the VM's start
-//! until it is taken down; its disks where it started; the bytes that its disks' counters and its migrations say have left a site. A price
-//! that is not known any more counts as what was reserved.
+//! until it is taken down; its disks where it started; the bytes that its disks' counters and its migrations say have left a site. If a price is
+//! not known any more, as that of a host that was removed, what was reserved counts.
+//!
+//! A job that begins anew is reserved for again, and each of its runs is settled by itself.
 
 use perigee_model::budget::{JobCost, MoneyRange};
 use perigee_model::job::{Migration, MigrationState};
@@ -11,19 +13,34 @@ use perigee_model::{HostId, Problem, ProblemKind, TenantName};
 
 use super::driver::Run;
 use super::gang::GangRun;
-use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::price_list::PricesNow;
 use crate::ledger;
 use crate::records::{JobRecord, MigrationRecord, PlacedDisk, migration_prefix, owner_of, vm_of};
 
-/// Whom the ledger knows the job as. An id may be given out again after a restore.
+/// Whom the ledger knows this run of the job as: each run has an entry. An id may be given out again after a restore.
 fn owner(record: &JobRecord) -> String {
-    format!("job/{}", owner_of(&record.job))
+    format!("job/{}/{}", owner_of(&record.job), record.restarts)
 }
 
-/// Reserves what a job costs at most, before anything is asked for. `false`: its tenant's budget has no room any more, and its hosts are
-/// given back; the scheduler says why it waits.
+/// Whether the ledger has a reservation for this run of the job.
+pub fn is_reserved(cluster: &Cluster, record: &JobRecord) -> bool {
+    cluster.ledger.entry(&owner(record)).is_some_and(|entry| entry.spent.is_none())
+}
+
+/// Gives back what is reserved for a run that has not begun: whoever reserved it was stopped before the record said so.
+///
+/// # Errors
+/// If the store fails.
+pub(super) async fn release(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
+    if !is_reserved(cluster, record) {
+        return Ok(());
+    }
+    ledger::release(cluster, &owner(record)).await
+}
+
+/// Reserves what a run of the job costs at most, before anything is asked for. `false`: its tenant's budget has no room any more, and its
+/// hosts are given back; the scheduler says why it waits.
 ///
 /// # Errors
 /// If the store fails.
@@ -37,6 +54,7 @@ pub(super) async fn reserve(
     match ledger::reserve(cluster, &owner(record), Some(tenant), predicted.high).await {
         Err(problem) if problem.kind == ProblemKind::NoSpace => {
             cluster.index.take_back(&record.job.id);
+            release(cluster, record).await?;
             return Ok(false);
         }
         reserved => reserved?,
@@ -47,83 +65,72 @@ pub(super) async fn reserve(
 }
 
 impl Run {
-    /// Adds what this run has cost, before its record forgets the run.
-    pub(super) async fn add_cost(&mut self) -> Result<(), Problem> {
-        let spent = spent_so_far(&self.cluster, &self.record.value).await?;
-        if let Some(cost) = &mut self.record.value.job.cost {
-            cost.spent = Some(spent);
-        }
-        Ok(())
-    }
-
-    /// Settles what the job has cost. Once more changes nothing.
+    /// Settles what this run has cost, and adds that to what the job has cost. The caller stores the record with the end of the run: until
+    /// then all of this may be repeated.
     pub(super) async fn settle(&mut self) -> Result<(), Problem> {
-        if !self.record.value.kind.is_a_job() {
+        let record = &self.record.value;
+        if !record.kind.is_a_job() {
             return Ok(());
         }
-        self.add_cost().await?;
-        settle(&self.cluster, &mut self.record.value).await
+        let spent = of_run(&self.cluster, record).await?;
+        self.record.value.job.cost = settle(&self.cluster, record, spent).await?;
+        Ok(())
     }
 }
 
 impl GangRun {
-    /// Adds what the members of this run have cost, before they are forgotten.
-    pub(super) async fn add_costs(&mut self, members: &[&JobRecord]) -> Result<(), Problem> {
-        let Some(mut cost) = self.record.value.job.cost else { return Ok(()) };
-        let reserved = cost.predicted.high;
-        let mut sum = cost.spent.unwrap_or_default();
+    /// Settles what the members of this run have cost. Returns what the job has cost with that, which the caller stores with the end of the
+    /// run: until then all of this may be repeated.
+    pub(super) async fn settle(&self, members: &[&JobRecord]) -> Result<Option<JobCost>, Problem> {
+        let mut sum = Some(Money::ZERO);
         for member in members {
-            sum = sum.plus(of_run(&self.cluster, member, reserved).await?);
+            let spent = of_run(&self.cluster, member).await?;
+            sum = sum.zip(spent).map(|(sum, spent)| sum.plus(spent));
         }
-        cost.spent = Some(sum);
-        self.record.value.job.cost = Some(cost);
-        Ok(())
-    }
-
-    /// Settles what the job has cost. Once more changes nothing.
-    pub(super) async fn settle(&mut self, members: &[&JobRecord]) -> Result<(), Problem> {
-        self.add_costs(members).await?;
-        settle(&self.cluster, &mut self.record.value).await
+        settle(&self.cluster, &self.record.value, sum).await
     }
 }
 
-async fn settle(cluster: &Cluster, record: &mut JobRecord) -> Result<(), Problem> {
-    let owner = owner(record);
-    let Some(cost) = &mut record.job.cost else {
+/// Settles that a run has cost so much; `None`: that is not known, and what was reserved counts. Returns what the job has cost with that.
+async fn settle(
+    cluster: &Cluster,
+    record: &JobRecord,
+    spent: Option<Money>,
+) -> Result<Option<JobCost>, Problem> {
+    let Some(cost) = record.job.cost else {
         // It was cancelled between the reservation and the placement.
-        return cluster.ledger.release(&owner).await;
+        release(cluster, record).await?;
+        return Ok(None);
     };
-    ledger::settle(cluster, &owner, cost.spent.unwrap_or_default()).await?;
+    let owner = owner(record);
+    if let Some(entry) = cluster.ledger.entry(&owner) {
+        ledger::settle(cluster, &owner, spent.unwrap_or(entry.reserved)).await?;
+    }
     // An earlier try may have settled a little less: the clock has gone on since.
     let settled = cluster.ledger.entry(&owner).and_then(|entry| entry.spent);
-    cost.spent = settled.or(cost.spent);
-    Ok(())
+    let of_run = settled.or(spent).unwrap_or_default();
+    Ok(Some(JobCost { spent: Some(cost.spent.unwrap_or_default().plus(of_run)), ..cost }))
 }
 
-/// What the runs before this one have cost, and this one until now.
-async fn spent_so_far(cluster: &Cluster, record: &JobRecord) -> Result<Money, Problem> {
-    let Some(cost) = record.job.cost else { return Ok(Money::ZERO) };
-    let now = of_run(cluster, record, cost.predicted.high).await?;
-    Ok(cost.spent.unwrap_or_default().plus(now))
-}
-
-/// What this run of a VM has cost until now, or `unknown` if a price is not known.
-async fn of_run(cluster: &Cluster, record: &JobRecord, unknown: Money) -> Result<Money, Problem> {
+/// What this run of a VM has cost until now; `None` if a price is not known.
+async fn of_run(cluster: &Cluster, record: &JobRecord) -> Result<Option<Money>, Problem> {
     let (Some(placement), Some(started_ms)) = (&record.placement, record.job.started_ms) else {
-        return Ok(Money::ZERO);
+        return Ok(Some(Money::ZERO));
     };
-    let Some(prices) = cluster.prices.now() else { return Ok(unknown) };
-    let moves: Vec<MigrationRecord> =
+    let Some(prices) = cluster.prices.now() else { return Ok(None) };
+    let mut moves: Vec<MigrationRecord> =
         cluster.records.list(&migration_prefix(&vm_of(&record.job.id))).await?;
-    let completed = moves.into_iter().map(|record| record.migration);
-    let completed = completed
-        .filter(|moved| moved.state == MigrationState::Completed && moved.started_ms >= started_ms);
+    moves.retain(|moved| {
+        moved.start.run == record.restarts && moved.migration.state == MigrationState::Completed
+    });
+    let moves: Vec<Migration> = moves.into_iter().map(|moved| moved.migration).collect();
     let ended_ms = record.job.ended_ms.filter(|_| record.job.state.is_final());
+    let until_ms = ended_ms.map_or(0, |ended_ms| cluster.clock.age_ms(ended_ms));
+    let ages = Ages { since_ms: cluster.clock.age_ms(started_ms).max(until_ms), until_ms };
     let mut bill = Bill { cluster, prices, sum: Some(Money::ZERO) };
-    let until_ms = ended_ms.unwrap_or_else(now_ms);
-    bill.machines(&placement.start, started_ms, until_ms, &completed.collect::<Vec<_>>());
+    bill.machines(&placement.start, ages, &moves);
     let disk_bytes = bill.disk_bytes(record).await?;
-    bill.disks(&placement.start, disk_bytes, until_ms.saturating_sub(started_ms));
+    bill.disks(&placement.start, disk_bytes, ages.since_ms - ages.until_ms);
     if let Some(at) = &record.job.host {
         for (disk, totals) in placement.disks.iter().zip(&record.meter.totals.disks) {
             bill.traffic(disk, at, &totals.client);
@@ -133,7 +140,15 @@ async fn of_run(cluster: &Cluster, record: &JobRecord, unknown: Money) -> Result
     for (disk, bytes) in data.zip(&placement.traits.data_bytes) {
         bill.came(disk, *bytes, started_ms);
     }
-    Ok(bill.sum.unwrap_or(unknown))
+    Ok(bill.sum)
+}
+
+/// How long ago a run began and ended, whatever the system's clock was set to since.
+#[derive(Debug, Clone, Copy)]
+struct Ages {
+    since_ms: u64,
+    /// 0 if it has not ended; at most `since_ms`.
+    until_ms: u64,
 }
 
 struct Bill<'a> {
@@ -144,9 +159,13 @@ struct Bill<'a> {
 }
 
 impl Bill<'_> {
+    /// `None`: it is the users' own, or nobody knows that any more. Then the sum is not known either.
     fn price(&mut self, host: &HostId) -> Option<std::sync::Arc<Price>> {
-        let site = self.cluster.hosts.get(host).ok()?.addresses.site.clone();
-        self.prices.of(host, &site)
+        let Ok(found) = self.cluster.hosts.get(host) else {
+            self.sum = None;
+            return None;
+        };
+        self.prices.of(host, &found.addresses.site)
     }
 
     fn add(&mut self, amount: Option<Money>) {
@@ -154,12 +173,17 @@ impl Bill<'_> {
     }
 
     /// Each host for the time of the VM there.
-    fn machines(&mut self, start: &HostId, started_ms: u64, until_ms: u64, moves: &[Migration]) {
-        let (mut at, mut since_ms) = (start.clone(), started_ms);
-        let ends = moves.iter().map(|moved| (moved.ended_ms.unwrap_or(until_ms), Some(moved)));
-        for (end_ms, moved) in ends.chain([(until_ms, None)]) {
+    fn machines(&mut self, start: &HostId, ages: Ages, moves: &[Migration]) {
+        let clock = &self.cluster.clock;
+        let (mut at, mut since_ms) = (start.clone(), ages.since_ms);
+        let ends = moves.iter().map(|moved| {
+            (moved.ended_ms.map_or(ages.until_ms, |ended_ms| clock.age_ms(ended_ms)), Some(moved))
+        });
+        for (end_ms, moved) in ends.chain([(ages.until_ms, None)]) {
+            // Whatever is said of the moves: together the hosts have the whole time.
+            let end_ms = end_ms.clamp(ages.until_ms, since_ms);
             if let Some(price) = self.price(&at) {
-                self.add(price.machine(end_ms.saturating_sub(since_ms).div_ceil(1000)));
+                self.add(price.machine((since_ms - end_ms).div_ceil(1000)));
             }
             let Some(moved) = moved else { return };
             self.egress(&moved.from, &moved.to, moved.bytes);
@@ -190,21 +214,27 @@ impl Bill<'_> {
     /// A volume of so many bytes that has come to the VM.
     fn came(&mut self, disk: &PlacedDisk, bytes: u64, started_ms: u64) {
         let last = self.cluster.index.volume_move(&disk.volume);
-        let last =
-            last.filter(|last| last.view.to == disk.home && last.view.started_ms >= started_ms);
+        let clock = &self.cluster.clock;
+        let is_of_run = |moved_ms| clock.age_ms(moved_ms) <= clock.age_ms(started_ms);
+        let last = last.filter(|last| last.view.to == disk.home && is_of_run(last.view.started_ms));
         if let Some(last) = last {
             self.egress(&last.view.from, &last.view.to, bytes);
         }
     }
 
     fn egress(&mut self, from: &HostId, to: &HostId, bytes: u64) {
+        if bytes == 0 || from == to {
+            return;
+        }
         let site =
             |host: &HostId| self.cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
-        if site(from) == site(to) {
+        let (left, reached) = (site(from), site(to));
+        if left.is_some() && left == reached {
             return;
         }
         if let Some(price) = self.price(from) {
-            self.add(price.egress(bytes));
+            // Where the other host was is not known any more if it was removed.
+            self.add(reached.and_then(|_| price.egress(bytes)));
         }
     }
 }

@@ -169,7 +169,10 @@ impl GangRun {
 
     /// Queued: records the hosts that the scheduler has given to all members.
     async fn place_gang(&mut self) -> Result<Step, Problem> {
-        let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
+        let Some(grant) = self.cluster.index.grant_of(&self.id) else {
+            cost::release(&self.cluster, &self.record.value).await?;
+            return Ok(Step::Leave);
+        };
         let keys = GangKeys { user: new_key(&self.id)?, host: new_key(&self.id)? };
         let hosts = grant.hosts().cloned().collect();
         let known = gang_traffic::known(&self.cluster, &self.id, self.job().spec.count).await?;
@@ -492,8 +495,9 @@ impl GangRun {
         }
         self.record.value.end_goes_on();
         let runs: Vec<&JobRecord> = members.iter().flatten().map(Arc::as_ref).collect();
-        self.settle(&runs).await?;
+        let cost = self.settle(&runs).await?;
         let job = &mut self.record.value.job;
+        job.cost = cost;
         let event = match verdict {
             Some(Verdict::Cancelled { .. }) => JobEvent::Cancelled,
             Some(Verdict::Failed | Verdict::Lost) => JobEvent::Failed,
@@ -546,10 +550,8 @@ impl GangRun {
             }
         }
         let runs: Vec<&JobRecord> = members.iter().flatten().map(Arc::as_ref).collect();
-        // Stored with the end of this run, below: what comes before may be repeated.
-        let before = self.record.value.job.cost;
-        self.add_costs(&runs).await?;
-        let cost = std::mem::replace(&mut self.record.value.job.cost, before);
+        // Before the members are erased, which tell it. It is stored with the end of this run, below: what comes before may be repeated.
+        let cost = self.settle(&runs).await?;
         self.record.save().await?;
         if let Err(problem) = outputs::remove(&self.cluster, self.job()).await {
             tracing::warn!("job {}: outputs of an earlier start stay: {problem}", self.id);

@@ -73,6 +73,7 @@ const REPORT_AGE_MAX: Duration = Duration::from_secs(30);
 /// How often somebody looks for VMs without a job that were deleted.
 const ERASE_EVERY: Duration = Duration::from_secs(600);
 
+pub use cost::is_reserved;
 pub use driver::drive;
 pub use gang::{ask_to_leave, ask_to_move, call_off_leaving, call_off_move, log_of, log_of_all};
 #[cfg(feature = "fuzzing")]

@@ -25,7 +25,10 @@ pub(super) fn job_disks(spec: &JobSpec) -> &'static [DiskRole] {
 
 impl Run {
     pub(super) async fn place(&mut self) -> Result<Step, Problem> {
-        let Some(grant) = self.cluster.index.grant_of(&self.id) else { return Ok(Step::Leave) };
+        let Some(grant) = self.cluster.index.grant_of(&self.id) else {
+            cost::release(&self.cluster, &self.record.value).await?;
+            return Ok(Step::Leave);
+        };
         let is_job = self.record.value.kind.is_a_job();
         if is_job && !cost::reserve(&self.cluster, &mut self.record.value, grant.cost).await? {
             return Ok(Step::Leave);

@@ -247,7 +247,7 @@ impl Run {
         let (kept, last_seq) = (&mut record.log, &mut record.last_seq);
         log::mark(&self.cluster, &self.id, kept, last_seq, why).await?;
         tracing::warn!("job {} begins anew: host {host} is gone", self.id);
-        self.add_cost().await?;
+        self.settle().await?;
         let record = &mut self.record.value;
         record.restarts = number;
         if !record.avoid.contains(host) {

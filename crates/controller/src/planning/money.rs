@@ -1,7 +1,7 @@
 //! What the planner has to know of a job to reckon what it costs.
 
 use perigee_model::budget::Spending;
-use perigee_model::job::JobSpec;
+use perigee_model::job::{Job, JobSpec};
 use perigee_model::money::Money;
 use perigee_model::{Problem, TenantName};
 use perigee_planner::MoneyFacts;
@@ -20,17 +20,28 @@ pub async fn facts(
     spec: &JobSpec,
     submitted_ms: u64,
 ) -> Result<MoneyFacts, Problem> {
-    let vms = spec.count.max(1);
-    let part = |budget: Money| Money::from_micros(budget.micros / u64::from(vms));
     Ok(MoneyFacts {
-        budget: spec.money.budget.map(part),
-        vms,
+        budget: part_of_budget(spec, Money::ZERO),
+        spent: Money::ZERO,
+        vms: spec.count.max(1),
         month: None,
         deadline_s: deadline_s(spec, submitted_ms),
         waiting_per_hour: spec.money.waiting_costs_per_hour,
         disk_bytes: disk_bytes(cluster, spec).await?,
         timeout_s: spec.timeout_s,
     })
+}
+
+/// What each VM of the job has of its budget, without what was spent.
+fn part_of_budget(spec: &JobSpec, spent: Money) -> Option<Money> {
+    let left = spec.money.budget?.less(spent);
+    Some(Money::from_micros(left.micros / u64::from(spec.count.max(1))))
+}
+
+/// Takes into account what the job's earlier runs have cost.
+pub fn take_spent(facts: &mut MoneyFacts, job: &Job) {
+    facts.spent = job.cost.and_then(|cost| cost.spent).unwrap_or_default();
+    facts.budget = part_of_budget(&job.spec, facts.spent);
 }
 
 /// The seconds until the deadline; below 0 if it is over.

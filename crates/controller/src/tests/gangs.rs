@@ -19,6 +19,7 @@ use crate::records::{JobRecord, Kind};
 use crate::{cleaner, jobs, networks};
 
 mod addresses;
+mod costs;
 mod drained;
 mod killed;
 mod moves;

@@ -1,31 +1,49 @@
 //! Jobs at hosts that cost something: budgets, reservations, and what was spent.
 
 use std::path::Path;
+use std::time::Duration;
 
 use perigee_model::budget::{MoneyRules, Spending};
 use perigee_model::guest::GuestBody;
-use perigee_model::job::{Access, Job, JobSpec, JobState, Start};
+use perigee_model::job::{Access, Job, JobSpec, JobState, Restart, Start};
 use perigee_model::money::Money;
 use perigee_model::tenant::Quota;
 use perigee_model::{JobId, TenantName};
 
+use super::fake::FakeHost;
+use super::queue::{finish_again, unreachable};
 use super::{Lab, TIMING, finish, spec, vm_of};
-use crate::accounts;
 use crate::cluster::{Settings, Traffic};
 use crate::supervisor::Supervisor;
+use crate::{accounts, hosts};
 
 /// $1 a second at the site `cloud`; the other site is the users' own.
-const PRICES: &str = "sites: {cloud: {machine: $3600/h, disk: $0.10/GiB-month, egress: $0.09/GiB, as-of: 2025-01-01, max-age: 3650d}}";
+pub(super) const PRICES: &str = "sites: {cloud: {machine: $3600/h, disk: $0.10/GiB-month, egress: $0.09/GiB, as-of: 2025-01-01, max-age: 3650d}}";
+
+/// Each run costs $6, and some millionths for its disk.
+const LEAST: &str = "sites: {cloud: {machine: $6/h, minimum: 1h, disk: $0.10/GiB-month, egress: $0.09/GiB, as-of: 2025-01-01, max-age: 3650d}}";
 
 fn settings(dir: &Path) -> Settings {
     Settings { prices: Some(dir.join("prices.yaml")), ..Settings::default() }
 }
 
 async fn lab() -> Lab {
+    lab_with(PRICES).await
+}
+
+pub(super) async fn lab_with(prices: &str) -> Lab {
     let dir = tempfile::tempdir().expect("tempdir");
-    std::fs::write(dir.path().join("prices.yaml"), PRICES).expect("write");
+    std::fs::write(dir.path().join("prices.yaml"), prices).expect("write");
     let settings = settings(dir.path());
     Lab::up_in(dir, settings).await
+}
+
+/// With a second host at the site that costs something.
+async fn lab_with_two(prices: &str) -> (Lab, FakeHost) {
+    let lab = lab_with(prices).await;
+    let second = FakeHost::start("cloud2", "cloud").await;
+    hosts::register(&lab.cluster, &second.id, second.addresses.clone()).await.expect("register");
+    (lab, second)
 }
 
 impl Lab {
@@ -44,7 +62,7 @@ impl Lab {
         accounts::set_quota(&self.cluster, &tenant, quota).await.expect("a quota");
     }
 
-    fn spending(&self) -> Spending {
+    pub(super) fn spending(&self) -> Spending {
         self.cluster.ledger.spending(Some(&TenantName::default()))
     }
 
@@ -62,6 +80,33 @@ impl Lab {
 fn at_cloud(lab: &Lab) -> JobSpec {
     let start = Start::Host(lab.cloud.id.clone());
     JobSpec { start, root_bytes: Some(1 << 30), ..spec(Access::Read) }
+}
+
+/// A job without data that starts at the site that costs something, and anew if its host is lost.
+fn starts_again() -> JobSpec {
+    JobSpec {
+        start: Start::Site("cloud".parse().expect("a name")),
+        restart: Restart::OnHostFailure,
+        timeout_s: Some(600),
+        root_bytes: Some(1 << 30),
+        volumes: Vec::new(),
+        ..spec(Access::Read)
+    }
+}
+
+/// The job's host, and the other one of the site.
+async fn placed<'a>(lab: &'a Lab, second: &'a FakeHost, id: &JobId) -> [&'a FakeHost; 2] {
+    let job = lab.wait_for_job(id, "its host", |job| job.host.is_some()).await;
+    match job.host.as_ref() == Some(&lab.cloud.id) {
+        true => [&lab.cloud, second],
+        false => [second, &lab.cloud],
+    }
+}
+
+async fn begins(lab: &Lab, host: &FakeHost, id: &JobId) {
+    lab.wait_for_vm(host, &vm_of(id)).await;
+    host.say(&vm_of(id), GuestBody::Started);
+    lab.wait_for_state(id, JobState::Running).await;
 }
 
 fn dollars(n: u64) -> Money {
@@ -132,16 +177,112 @@ async fn a_controller_that_is_killed_at_a_write_of_the_ledger_counts_each_job_on
     }
 }
 
-/// Rented hosts are reserved for in the same way, also for no tenant.
+/// Whoever else reserves does so in the same way, also for no tenant.
 #[tokio::test]
 async fn others_reserve_and_settle_too() {
     let lab = lab().await;
     lab.set_budget(Some(dollars(5))).await;
     let (cluster, tenant) = (&lab.cluster, Some(TenantName::default()));
-    crate::ledger::reserve(cluster, "rental/1", tenant.clone(), dollars(3)).await.expect("room");
-    let second = crate::ledger::reserve(cluster, "rental/2", tenant, dollars(3)).await;
+    crate::ledger::reserve(cluster, "other/1", tenant.clone(), dollars(3)).await.expect("room");
+    let second = crate::ledger::reserve(cluster, "other/2", tenant, dollars(3)).await;
     assert!(second.expect_err("no room").why.contains("$3.00 reserved"));
-    crate::ledger::reserve(cluster, "rental/2", None, dollars(3)).await.expect("nobody's budget");
-    crate::ledger::settle(cluster, "rental/1", dollars(2)).await.expect("settled");
+    crate::ledger::reserve(cluster, "other/2", None, dollars(3)).await.expect("nobody's budget");
+    crate::ledger::settle(cluster, "other/1", dollars(2)).await.expect("settled");
     assert_eq!(lab.spending(), Spending { spent: dollars(2), reserved: Money::ZERO });
+}
+
+#[tokio::test]
+async fn what_was_reserved_for_a_lost_run_does_not_keep_the_job_from_the_next_one() {
+    let (lab, second) = lab_with_two(LEAST).await;
+    lab.set_budget(Some(dollars(10))).await;
+    // The first host can make no disk: the VM was not asked for when the host goes.
+    for host in [&lab.cloud, &second] {
+        host.inside().no_new_volumes = true;
+    }
+    let id = lab.submit(starts_again()).await;
+    let [first, other] = placed(&lab, &second, &id).await;
+    let high = lab.job(&id).await.cost.expect("what is reserved").predicted.high;
+    assert!(high >= dollars(6) && high < dollars(7), "{high}");
+    other.inside().no_new_volumes = false;
+    unreachable(&lab, first).await;
+    begins(&lab, other, &id).await;
+    let high = lab.job(&id).await.cost.expect("what is reserved").predicted.high;
+    assert_eq!(lab.spending(), Spending { spent: Money::ZERO, reserved: high });
+    finish_again(other, &id);
+    let ended = lab.wait_for_state(&id, JobState::Succeeded).await;
+    let spent = ended.cost.and_then(|cost| cost.spent).expect("what was spent");
+    assert_eq!(lab.spending(), Spending { spent, reserved: Money::ZERO });
+}
+
+#[tokio::test]
+async fn each_run_of_a_job_is_settled_and_its_budget_is_for_all_of_them() {
+    for budget in [10, 13] {
+        let (lab, second) = lab_with_two(LEAST).await;
+        let money = MoneyRules { budget: Some(dollars(budget)), ..MoneyRules::default() };
+        let id = lab.submit(JobSpec { money, ..starts_again() }).await;
+        let [first, other] = placed(&lab, &second, &id).await;
+        begins(&lab, first, &id).await;
+        unreachable(&lab, first).await;
+        if budget == 10 {
+            let says = "left of the job's budget: it has cost $6.0";
+            let waits = lab.wait_for_job(&id, "its reason", |job| job.reason.contains(says)).await;
+            let spent = waits.cost.and_then(|cost| cost.spent).expect("what was spent");
+            assert_eq!(lab.spending(), Spending { spent, reserved: Money::ZERO });
+            continue;
+        }
+        begins(&lab, other, &id).await;
+        let cost = lab.job(&id).await.cost.expect("a cost");
+        let spent = cost.spent.expect("what the first run has cost");
+        assert!(spent >= dollars(6), "{cost:?}");
+        assert_eq!(lab.spending(), Spending { spent, reserved: cost.predicted.high });
+        finish_again(other, &id);
+        let ended = lab.wait_for_state(&id, JobState::Succeeded).await;
+        let spent = ended.cost.and_then(|cost| cost.spent).expect("what was spent");
+        assert!(spent >= dollars(12), "{ended:?}");
+        assert_eq!(lab.spending(), Spending { spent, reserved: Money::ZERO });
+    }
+}
+
+#[tokio::test]
+async fn a_job_goes_on_whose_controller_was_killed_between_the_ledger_and_the_job_s_record() {
+    let mut lab = lab_with(LEAST).await;
+    lab.set_budget(Some(dollars(1))).await;
+    let id = lab.submit(starts_again()).await;
+    let says = "for this month";
+    lab.wait_for_job(&id, "its reason", |job| job.reason.contains(says)).await;
+    let cut = lab.cluster.records.counts.cut_at(&format!("jobs/{id}"), 1);
+    lab.set_budget(Some(dollars(10))).await;
+    super::wait_for("the write", async || cut.is_reached().then_some(())).await;
+    assert!(lab.spending().reserved >= dollars(6), "{:?}", lab.spending());
+    lab.restart_with_prices().await;
+    let ended = lab.run_to_its_end(&id).await;
+    let spent = ended.cost.and_then(|cost| cost.spent).expect("what was spent");
+    assert_eq!(lab.spending(), Spending { spent, reserved: Money::ZERO });
+}
+
+#[tokio::test]
+async fn what_a_removed_host_costs_is_not_known_and_what_was_reserved_counts() {
+    let lab = lab().await;
+    let id = lab.submit(JobSpec { restart: Restart::Never, ..starts_again() }).await;
+    begins(&lab, &lab.cloud, &id).await;
+    unreachable(&lab, &lab.cloud).await;
+    hosts::remove(&lab.cluster, &lab.cloud.id, true).await.expect("remove");
+    let ended = lab.wait_for_state(&id, JobState::Failed).await;
+    let cost = ended.cost.expect("a cost");
+    assert_eq!(cost.spent, Some(cost.predicted.high));
+    let spent = cost.predicted.high;
+    assert_eq!(lab.spending(), Spending { spent, reserved: Money::ZERO });
+}
+
+#[tokio::test]
+async fn a_run_costs_what_the_time_costs_that_has_passed_whatever_the_clock_says() {
+    let lab = lab().await;
+    let id = lab.submit(at_cloud(&lab)).await;
+    begins(&lab, &lab.cloud, &id).await;
+    lab.cluster.clock.pretend_passed(Duration::from_secs(3600));
+    lab.cluster.clock.pretend_set(-3_600_000);
+    finish(&lab.cloud, &lab.cloud, &vm_of(&id));
+    let ended = lab.wait_for_state(&id, JobState::Succeeded).await;
+    let spent = ended.cost.and_then(|cost| cost.spent).expect("what was spent");
+    assert!(spent >= dollars(3600), "{ended:?}");
 }

@@ -142,7 +142,13 @@ fn why_over(total: Option<MoneyRange>, money: &MoneyFacts) -> Option<String> {
         return Some(format!("what it costs is not known, and {whose}"));
     };
     if let Some(budget) = money.budget.filter(|budget| total.high > *budget) {
-        return Some(format!("over the job's budget of {}", money.whole_budget(budget)));
+        let (budget, spent) = (money.whole_budget(budget), money.spent);
+        return Some(match spent > Money::ZERO {
+            true => format!(
+                "over the {budget} that are left of the job's budget: it has cost {spent} before"
+            ),
+            false => format!("over the job's budget of {budget}"),
+        });
     }
     let (budget, spending) = money.month?;
     // What costs nothing has room in every budget, also in one that was lowered.

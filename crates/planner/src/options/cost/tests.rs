@@ -129,6 +129,16 @@ fn with_a_budget_the_soonest_way_whose_high_end_fits_is_chosen() {
 }
 
 #[test]
+fn what_earlier_runs_have_cost_of_a_budget_is_said() {
+    let spent = Money::from_micros(6_000_000);
+    let plan = planned(|money| (money.budget, money.spent) = (dollars("$0.01"), spent));
+    let says =
+        "not possible: over the $0.01 that are left of the job's budget: it has cost $6.00 before";
+    let reason = &at(&plan, Way::Beside, "cloud1").reason;
+    assert_eq!(reason.split(';').next(), Some(says));
+}
+
+#[test]
 fn of_a_budget_of_several_vms_each_has_its_part_and_the_whole_is_named() {
     let plan = planned(|money| (money.budget, money.vms) = (dollars("$0.01"), 100));
     let cloud = at(&plan, Way::Beside, "cloud1");
