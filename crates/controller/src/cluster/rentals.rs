@@ -60,8 +60,10 @@ pub struct RentalTiming {
     pub grace: Duration,
     /// Between two requests for an instance.
     pub again: Duration,
-    /// From the first request until the host has joined. A join token counts for so long after each request, and less than an hour.
+    /// From the last request until the host has joined. A join token counts for so long after each request, and less than an hour.
     pub join: Duration,
+    /// A rented host that has not heard of its controller for so long powers itself off.
+    pub lease: Duration,
 }
 
 impl Default for RentalTiming {
@@ -74,6 +76,7 @@ impl Default for RentalTiming {
             grace: Duration::from_secs(300),
             again: Duration::from_secs(30),
             join: Duration::from_secs(1200),
+            lease: Duration::from_secs(600),
         }
     }
 }

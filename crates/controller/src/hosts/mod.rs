@@ -268,10 +268,14 @@ pub fn site(cluster: &Cluster, id: &SiteId) -> Result<Site, Problem> {
 /// The driver of a migration from or to the host then no longer waits for it, and ends the migration.
 ///
 /// # Errors
-/// `Conflict` while the host is up. Without `force`, also while a migration needs it, or if something would be
+/// `NotFound` for a host that has no record; `Conflict` while the host is up. Without `force`, also while a migration needs it, or if something would be
 /// lost.
 pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostRemoval, Problem> {
-    cluster.hosts.get(id)?;
+    if let Err(unknown) = cluster.hosts.get(id) {
+        // One with addresses that this controller can't use is not in memory.
+        let record: Option<HostRecord> = cluster.records.read(&format!("hosts/{id}")).await?;
+        record.ok_or(unknown)?;
+    }
     let conflict = |why: String| Problem::conflict(format!("can't remove host {id}"), why);
     if cluster.hosts.state(id) == HostState::Up {
         return Err(conflict("it is up; stop its agent first".to_owned()));

@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 use crate::hosts::enrol;
 use crate::records::{Owned, RentalRecord};
 
-/// Ids and addresses of a provider are short.
+/// Ids, addresses, kinds and zones of a provider are short.
 const TEXT_MAX: usize = 256;
 
 /// Reserves the money, records that the provider is asked, asks it, and records the answer.
@@ -48,6 +48,9 @@ pub async fn ask(cluster: &Arc<Cluster>, record: &mut Owned<RentalRecord>) -> Re
     match answer.and_then(sane) {
         Ok(instance) => {
             note_instance(view, &instance);
+            if let Some(address) = &instance.address {
+                enrol::bind_token(cluster, &view.host, address).await?;
+            }
             view.take(RentalEvent::Shown, now_ms(), "")?;
             view.why = "its host starts".to_owned();
         }
@@ -64,15 +67,16 @@ fn sane(instance: Instance) -> Result<Instance, CloudError> {
         return Ok(instance);
     }
     let message = format!(
-        "the provider gives an instance without an id, or with one of more than {TEXT_MAX} bytes"
+        "the provider gives an instance without an id, or one with an id, address, kind or zone of more than {TEXT_MAX} bytes"
     );
     Err(CloudError { kind: CloudErrorKind::Unclear, message })
 }
 
 /// Whether what a provider says of an instance can be kept.
 pub fn is_sane(instance: &Instance) -> bool {
-    let address = instance.address.as_deref().unwrap_or_default();
-    !instance.id.is_empty() && instance.id.len() <= TEXT_MAX && address.len() <= TEXT_MAX
+    let Instance { id, address, kind, zone, .. } = instance;
+    let address = address.as_deref().unwrap_or_default();
+    !id.is_empty() && [id, address, kind, zone].iter().all(|text| text.len() <= TEXT_MAX)
 }
 
 /// What the provider says of the instance.
@@ -139,6 +143,6 @@ async fn new_instance(
         kvm: view.offer.kvm == Some(true),
         image: view.image.clone(),
         disk_bytes: view.disk_bytes,
-        user_data: user_data::script(view, &url, token.as_ref()),
+        user_data: user_data::script(view, &url, token.as_ref(), cluster.timing.rentals.lease),
     })
 }

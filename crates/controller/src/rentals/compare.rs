@@ -2,11 +2,13 @@
 //!
 //! A list that is not complete, late or makes no sense changes nothing. What nobody owns is ended only after it was in each list of a grace period.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use futures_util::future::join_all;
 use perigee_cloud::{CloudError, CloudErrorKind, Provider};
+use perigee_model::limits::RENTALS;
 use perigee_model::money::{Money, Price};
 use perigee_model::rental::states::{RentalState, RentedHost, Requested};
 use perigee_model::rental::{Instance, Offer, Rental, RentalStep};
@@ -23,14 +25,60 @@ use crate::records::{RentalRecord, rental_intent_key, rental_key};
 /// A list with more than this is no list.
 const INSTANCES_MAX: usize = 10_000;
 
+/// How the last round of each provider went. Providers share a task, and none waits for another one that is slow: so that a good round of one
+/// does not hide that another one fails, the task reports what all of them came to.
+#[derive(Default)]
+struct Rounds(Mutex<BTreeMap<String, Result<String, Problem>>>);
+
+impl Rounds {
+    /// Notes how a provider's round went. Returns what all providers came to, as [`joined`] says it.
+    fn note(&self, provider: &str, went: Result<String, Problem>) -> Result<String, Problem> {
+        let mut rounds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rounds.insert(provider.to_owned(), went);
+        joined(rounds.values().cloned().collect())
+    }
+
+    /// Nothing is asked of the provider now.
+    fn forget(&self, provider: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(provider);
+    }
+}
+
+/// What all came to: the first problem with the others' sentences, if there is a problem.
+fn joined(all: Vec<Result<String, Problem>>) -> Result<String, Problem> {
+    let (mut first, mut others) = (None::<Problem>, Vec::new());
+    for went in all {
+        match went {
+            Ok(did) => others.push(did),
+            Err(problem) if first.is_none() => first = Some(problem),
+            Err(problem) => others.push(format!("{}: {}", problem.what, problem.why)),
+        }
+    }
+    let others = others.join("; ");
+    match first {
+        None => Ok(others),
+        Some(first) if others.is_empty() => Err(first),
+        Some(first) => {
+            let why = format!("{}; {others}", first.why);
+            Err(Problem { why, ..first })
+        }
+    }
+}
+
 /// Lists the instances of each provider again and again. It does not end.
 pub async fn compare(cluster: Arc<Cluster>, task: Task) {
-    let providers = cluster.settings.renting.providers.clone();
-    join_all(providers.iter().map(|provider| lists_of(&cluster, &task, provider))).await;
+    let (providers, rounds) = (cluster.settings.renting.providers.clone(), Rounds::default());
+    let lists = providers.iter().map(|provider| lists_of(&cluster, &task, &rounds, provider));
+    join_all(lists).await;
     std::future::pending().await
 }
 
-async fn lists_of(cluster: &Arc<Cluster>, task: &Task, provider: &Arc<dyn Provider>) {
+async fn lists_of(
+    cluster: &Arc<Cluster>,
+    task: &Task,
+    rounds: &Rounds,
+    provider: &Arc<dyn Provider>,
+) {
     let timing = cluster.timing.rentals;
     let mut looked: Option<Instant> = None;
     loop {
@@ -43,7 +91,8 @@ async fn lists_of(cluster: &Arc<Cluster>, task: &Task, provider: &Arc<dyn Provid
         });
         let pause = if hurries { timing.hurry } else { timing.compare };
         if looked.is_none_or(|at| at.elapsed() >= pause) {
-            task.round(round(cluster, provider)).await;
+            let all = async { rounds.note(provider.name(), round(cluster, provider).await) };
+            task.round(all).await;
             looked = Some(Instant::now());
         }
         let left = pause.saturating_sub(looked.map_or(pause, |at| at.elapsed()));
@@ -58,13 +107,24 @@ async fn round(cluster: &Arc<Cluster>, provider: &Arc<dyn Provider>) -> Result<S
     let list = list.and_then(sane).map_err(|error| not_known(&name, &error))?;
     let count = list.len();
     cluster.rentals.note_list(&name, begun, list);
-    let mut unowned = 0;
-    for instance in cluster.rentals.unowned(&name, cluster.timing.rentals.grace) {
-        own(cluster, &name, &instance).await?;
-        unowned += 1;
+    // They make room for others.
+    let pruned = prune(cluster).await;
+    let unowned = cluster.rentals.unowned(&name, cluster.timing.rentals.grace);
+    let mut problems: Vec<Problem> = pruned.err().into_iter().collect();
+    for instance in &unowned {
+        problems.extend(own(cluster, &name, instance).await.err());
     }
-    prune(cluster).await?;
-    Ok(format!("{name} has {count} instances, of which nobody owned {unowned}"))
+    let more = problems.len().saturating_sub(1);
+    match problems.into_iter().next() {
+        None => {
+            Ok(format!("{name} has {count} instances, of which nobody owned {}", unowned.len()))
+        }
+        Some(first) if more == 0 => Err(first),
+        Some(first) => {
+            let why = format!("{}; {more} more failed", first.why);
+            Err(Problem { why, ..first })
+        }
+    }
 }
 
 /// # Errors
@@ -73,7 +133,9 @@ fn sane(list: Vec<Instance>) -> Result<Vec<Instance>, CloudError> {
     if list.len() <= INSTANCES_MAX && list.iter().all(is_sane) {
         return Ok(list);
     }
-    let message = format!("its list has more than {INSTANCES_MAX} instances, or one without an id");
+    let message = format!(
+        "its list has more than {INSTANCES_MAX} instances, or one without an id or with texts that are too long"
+    );
     Err(CloudError { kind: CloudErrorKind::Unclear, message })
 }
 
@@ -99,6 +161,10 @@ async fn own(cluster: &Arc<Cluster>, provider: &str, instance: &Instance) -> Res
         Some(id) => id,
         None => super::request::new_id()?,
     };
+    RENTALS.check(cluster.rentals.all().len() + 1).map_err(|e| {
+        Problem::conflict(format!("can't end instance {} of {provider}", instance.id), e)
+            .next("end the instance with the provider's own tools, or wait until old rentals are forgotten")
+    })?;
     let why = format!("no rental of this cluster owned instance {} of {provider}", instance.id);
     tracing::warn!(rental = %id, "{why}; it is ended");
     let record = found(cluster, provider, instance, id, why).await?;
@@ -189,12 +255,18 @@ async fn prune(cluster: &Cluster) -> Result<(), Problem> {
 
 /// Asks the providers of spot hosts which of them they take back. It does not end.
 pub async fn hear(cluster: Arc<Cluster>, task: Task) {
-    let providers = cluster.settings.renting.providers.clone();
-    join_all(providers.iter().map(|provider| notices_of(&cluster, &task, provider))).await;
+    let (providers, rounds) = (cluster.settings.renting.providers.clone(), Rounds::default());
+    let notices = providers.iter().map(|provider| notices_of(&cluster, &task, &rounds, provider));
+    join_all(notices).await;
     std::future::pending().await
 }
 
-async fn notices_of(cluster: &Arc<Cluster>, task: &Task, provider: &Arc<dyn Provider>) {
+async fn notices_of(
+    cluster: &Arc<Cluster>,
+    task: &Task,
+    rounds: &Rounds,
+    provider: &Arc<dyn Provider>,
+) {
     let of = cluster_id(cluster);
     loop {
         tokio::time::sleep(cluster.timing.rentals.notices).await;
@@ -202,6 +274,7 @@ async fn notices_of(cluster: &Arc<Cluster>, task: &Task, provider: &Arc<dyn Prov
             rental.state.may_cost() && rental.offer.spot && rental.provider == provider.name()
         });
         if !has_spot {
+            rounds.forget(provider.name());
             continue;
         }
         let hear = async {
@@ -211,6 +284,37 @@ async fn notices_of(cluster: &Arc<Cluster>, task: &Task, provider: &Arc<dyn Prov
             cluster.rentals.note_notices(provider.name(), notices);
             Ok(format!("{} takes {count} instances back", provider.name()))
         };
-        task.round(hear).await;
+        task.round(async { rounds.note(provider.name(), hear.await) }).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_good_round_of_one_provider_does_not_hide_that_another_one_fails() {
+        let rounds = Rounds::default();
+        let fails = || Problem::unavailable("can't list a", "no route");
+        rounds.note("a", Err(fails())).expect_err("it fails");
+        let both = rounds.note("b", Ok("b has 2 instances".to_owned())).expect_err("a still fails");
+        assert_eq!(both, Problem { why: "no route; b has 2 instances".to_owned(), ..fails() });
+        let all = rounds.note("a", Ok("a has 1 instance".to_owned())).expect("all is well");
+        assert_eq!(all, "a has 1 instance; b has 2 instances");
+    }
+    #[test]
+    fn a_list_with_texts_that_are_too_long_to_be_kept_is_no_list() {
+        let instance = |kind: String| Instance {
+            id: "i-1".to_owned(),
+            rental: None,
+            state: perigee_model::rental::InstanceState::Running,
+            kind,
+            zone: "a".to_owned(),
+            spot: false,
+            address: None,
+            started_unix_s: None,
+        };
+        sane(vec![instance("k".repeat(256))]).expect("as long as it may be");
+        sane(vec![instance("k".repeat(257))]).expect_err("too long");
     }
 }

@@ -32,6 +32,14 @@ pub async fn rented_host(cluster: &Cluster, host: &HostId) -> Result<RentedHost,
     Ok(record.map_or(RentedHost::Unknown, |_| RentedHost::Silent))
 }
 
+/// How long the host has been silent. One that is not in memory was asked for nothing since the controller's start.
+fn silent_for(cluster: &Cluster, host: &HostId) -> Duration {
+    match cluster.hosts.get(host) {
+        Ok(_) => cluster.hosts.silent_for(host),
+        Err(_) => Duration::from_millis(cluster.clock.age_ms(cluster.begun_ms)),
+    }
+}
+
 /// What is known now.
 ///
 /// # Errors
@@ -46,8 +54,9 @@ pub async fn known(
         since_ms.is_some_and(|ms| Duration::from_millis(cluster.clock.age_ms(ms)) >= length)
     };
     let asked_all = rental.asks >= ASKS_MAX;
-    let is_slow = match rental.state {
-        RentalState::Starting => is_past(rental.since_ms(RentalState::Asked), timing.join),
+    let is_late = match rental.state {
+        RentalState::Asked => asked_all,
+        RentalState::Starting => is_past(rental.asked_ms, timing.join),
         _ => false,
     };
     let pause_is_over = rental.asks == 0 || is_past(rental.asked_ms, timing.again);
@@ -58,9 +67,11 @@ pub async fn known(
         requested: rental.requested,
         seen: cluster.rentals.seen(rental, timing.grace),
         host,
+        is_lease_over: host == RentedHost::Silent
+            && silent_for(cluster, &rental.host) >= timing.lease,
         is_given_back: rental.ends_because.is_some(),
         is_forced: intent.now,
-        is_late: is_slow || asked_all,
+        is_late,
         may_ask: !asked_all && pause_is_over,
         is_empty: if looks { is_empty(cluster, &rental.host).await } else { None },
     })

@@ -82,21 +82,24 @@ pub fn reserve(
 
 /// What a rental counts for against the budget.
 fn counts(cluster: &Cluster, rental: &Rental) -> Money {
-    let spent = rental.spent.unwrap_or(rental.reserved);
     if !rental.state.is_over() {
-        return rental.reserved.max(spent);
+        // One that something can't leave costs more than was reserved.
+        return rental.reserved.max(spent(cluster, rental).unwrap_or_default());
     }
+    let spent = rental.spent.unwrap_or(rental.reserved);
     let ended_ms = rental.steps.last().map_or(0, |step| step.at_ms);
     if cluster.clock.age_ms(ended_ms) / 1000 > PERIOD_S { Money::ZERO } else { spent }
 }
 
-/// What a rental has cost until now: nothing if the provider never showed an instance. A rental that is over keeps what it had cost then.
+/// What a rental has cost until now: nothing if the provider never showed an instance, and no host of it joined. A rental that is over keeps
+/// what it had cost then.
 pub fn spent(cluster: &Cluster, rental: &Rental) -> Option<Money> {
     if rental.state.is_over() {
         return rental.spent;
     }
-    if rental.instance.is_none() {
-        return Some(Money::ZERO);
+    if rental.instance.is_none() && cluster.hosts.get(&rental.host).is_err() {
+        // Its host may have been there, and was removed.
+        return Some(rental.spent.unwrap_or_default());
     }
     let first = rental.steps.iter().find(|step| step.state != RentalState::Wanted)?;
     rental.cost(cluster.clock.age_ms(first.at_ms) / 1000)

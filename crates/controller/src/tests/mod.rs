@@ -89,6 +89,7 @@ const TIMING: Timing = Timing {
         grace: Duration::from_secs(2),
         again: Duration::from_millis(50),
         join: PATIENCE,
+        lease: Duration::from_secs(600),
     },
 };
 

@@ -13,18 +13,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_cloud::CloudErrorKind;
+use perigee_http::authority::NewKey;
+use perigee_model::enrol::{Enrol, JoinToken};
 use perigee_model::job::HostState;
 use perigee_model::lease::HostNotice;
+use perigee_model::limits::RENTALS;
 use perigee_model::money::Money;
-use perigee_model::rental::states::RentalState;
-use perigee_model::rental::{EndRental, Notice, RentHost, Rental};
+use perigee_model::rental::states::{RentalState, Seen};
+use perigee_model::rental::{EndRental, Notice, RentHost, Rental, RentalStep};
 use perigee_model::{HostId, ProblemKind, RentalId};
 
 use super::fake::FakeHost;
 use super::persistent_vms::new_vm;
 use super::{PATIENCE, TIMING, wait_for};
+use crate::clock::now_ms;
 use crate::cluster::rentals::{RentalTiming, Renting};
 use crate::cluster::{Cluster, Settings, Timing, Traffic};
+use crate::hosts::enrol;
+use crate::records::HostRecord;
 use crate::supervisor::Supervisor;
 use crate::vms::persistent;
 use crate::{hosts, rentals};
@@ -47,10 +53,19 @@ struct Rented {
 }
 
 async fn start(dir: &std::path::Path, double: &Double, timing: Timing) -> Arc<Supervisor> {
+    start_with(dir, double, timing, Traffic::Plain).await
+}
+
+async fn start_with(
+    dir: &std::path::Path,
+    double: &Double,
+    timing: Timing,
+    traffic: Traffic,
+) -> Arc<Supervisor> {
     let renting = Renting { providers: vec![Arc::new(double.clone())], budget: Some(BUDGET) };
     let own_url = Some("https://127.0.0.1:7000".to_owned());
     let settings = Settings { own_url, renting, ..Settings::default() };
-    let supervisor = Supervisor::start_with(dir, timing, Traffic::Plain, settings, None)
+    let supervisor = Supervisor::start_with(dir, timing, traffic, settings, None)
         .await
         .expect("the controller starts");
     double.inside().cluster = Arc::downgrade(&supervisor.cluster);
@@ -386,7 +401,7 @@ async fn a_host_that_the_provider_took_is_forgotten_and_one_that_answers_is_not(
     let again = rented.get("rent-1");
     let listed = async || {
         let state = rented.cluster.rentals.seen(&again, Duration::from_secs(2));
-        (state == perigee_model::rental::states::Seen::Ended).then_some(())
+        (state == Seen::Ended).then_some(())
     };
     wait_for("the list", listed).await;
     assert_eq!(rented.cluster.hosts.state(&host.id), HostState::Up);
@@ -396,5 +411,148 @@ async fn a_host_that_the_provider_took_is_forgotten_and_one_that_answers_is_not(
     assert!(gone.ends_because.is_some_and(|why| why.contains("no such instance")));
     let name = HostId::new("rent-1").expect("a name");
     rented.cluster.hosts.get(&name).expect_err("it is forgotten");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn the_host_of_a_late_request_has_its_whole_time_to_join() {
+    let throttled = Does::Refuses(CloudErrorKind::Throttled);
+    for (does, asks) in [(vec![throttled; 4], 5), (vec![Does::LosesRequest], 2)] {
+        let rented = Rented::up(HASTY).await;
+        rented.double.inside().does = does.into();
+        rented.rent("rent-1").await;
+        let gone = rented.wait_for_state("rent-1", RentalState::Gone).await;
+        assert_eq!((gone.asks, rented.double.made()), (asks, 1), "{gone:?}");
+        let given_up_ms = gone.since_ms(RentalState::Ending).expect("it was given up");
+        let asked_ms = gone.asked_ms.expect("asked");
+        assert!(given_up_ms - asked_ms >= 300, "{gone:?}");
+        rented.supervisor.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_token_is_bound_to_the_address_that_the_answer_to_the_request_has() {
+    let (dir, double) = (tempfile::tempdir().expect("a directory"), Double::default());
+    double.inside().address = Some("10.9.0.1".to_owned());
+    let supervisor = start_with(dir.path(), &double, TIMING, Traffic::Tls(Vec::new())).await;
+    let cluster = Arc::clone(&supervisor.cluster);
+    let rented = Rented { dir, double, supervisor, cluster };
+    rented.rent("rent-1").await;
+    let starting = rented.wait_for_state("rent-1", RentalState::Starting).await;
+    assert_eq!(starting.address.as_deref(), Some("10.9.0.1"));
+    let user_data = rented.double.inside().asked[0].user_data.clone();
+    let token = user_data.split('\'').find_map(|word| word.parse::<JoinToken>().ok());
+    let token = token.expect("a token in the user-data");
+    let key = NewKey::generate().expect("a key");
+    let ask = |address: &str| Enrol {
+        host: token.host.clone(),
+        secret: token.secret.clone(),
+        public_key: key.public().to_hex(),
+        addresses: vec![address.parse().expect("an address")],
+    };
+    let other = enrol::enrol(&rented.cluster, ask("10.9.0.2")).await.map(drop);
+    let problem = other.expect_err("the token is for another address");
+    assert!(problem.why.contains("10.9.0.1"), "{problem}");
+    enrol::enrol(&rented.cluster, ask("10.9.0.1")).await.expect("it joins");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_that_costs_more_than_was_reserved_counts_for_what_it_costs() {
+    let rented = Rented::up(TIMING).await;
+    let (state, at_ms) = (RentalState::Draining, now_ms());
+    let asked = RentalStep { state: RentalState::Asked, at_ms, why: String::new() };
+    let (instance, reserved) = (Some("i-9".to_owned()), Money::from_micros(1_000_000));
+    let steps = vec![asked];
+    let stuck = Rental { state, steps, instance, reserved, ..rental("rent-9") };
+    rented.cluster.rentals.put(&stuck);
+    rented.cluster.clock.pretend_passed(Duration::from_secs(20 * 3600));
+    let refused = rentals::rent(&rented.cluster, ask("rent-2"), "ann".to_owned()).await;
+    let problem = refused.expect_err("it has cost $20");
+    assert!(problem.why.contains("budget"), "{problem}");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_that_lists_lack_is_not_removed_at_its_first_silence_but_after_its_lease() {
+    let mut rented = Rented::up(TIMING).await;
+    rented.rent("rent-1").await;
+    rented.wait_for_state("rent-1", RentalState::Starting).await;
+    let host = rented.join("rent-1").await;
+    let joined = rented.wait_for_state("rent-1", RentalState::Joined).await;
+    // Somebody has changed its tags.
+    rented.double.inside().hides_all = true;
+    let grace = TIMING.rentals.grace;
+    let lacks =
+        async || (rented.cluster.rentals.seen(&joined, grace) == Seen::AbsentForLong).then_some(());
+    wait_for("a whole grace period of lists without it", lacks).await;
+    host.inside().down = true;
+    let is_decided = |rental: &Rental| {
+        rental.state != RentalState::Joined || rental.why == "its host does not answer"
+    };
+    let silent = rented.wait("rent-1", "its host to be silent", is_decided).await;
+    assert_eq!(silent.state, RentalState::Joined, "{silent:?}");
+    rented.cluster.hosts.get(&silent.host).expect("its host is not removed");
+    let short = RentalTiming { lease: Duration::from_secs(1), ..TIMING.rentals };
+    rented.restart(Timing { rentals: short, ..TIMING }).await;
+    let gone = rented.wait_for_state("rent-1", RentalState::Gone).await;
+    assert!(gone.ends_because.is_some_and(|why| why.contains("no such instance")));
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_that_no_list_shows_is_drained_when_it_is_given_back_and_costs_money() {
+    let rented = Rented::up(TIMING).await;
+    rented.double.inside().does = [Does::LosesAnswer].into();
+    rented.double.inside().lists = vec![Lists::Fails; 100_000].into();
+    rented.rent("rent-1").await;
+    rented.wait("rent-1", "a request", |rental| rental.asks == 1).await;
+    let host = rented.join("rent-1").await;
+    rented.end("rent-1", false).await;
+    let drained = async || rented.cluster.hosts.drain(&host.id).map(drop);
+    wait_for("its host to be drained", drained).await;
+    let asked = rented.get("rent-1");
+    assert_eq!(asked.state, RentalState::Asked, "{asked:?}");
+    assert!(asked.spent > Some(Money::ZERO), "{asked:?}");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn lists_fill_the_store_with_no_more_rentals_than_its_limit_and_old_ones_make_room() {
+    let rented = Rented::up(TIMING).await;
+    let at_ms = now_ms();
+    let steps = vec![RentalStep { state: RentalState::Gone, at_ms, why: String::new() }];
+    let over = Rental { state: RentalState::Gone, steps, ..rental("rent-over") };
+    rented.cluster.rentals.put(&over);
+    for number in 1..RENTALS.max {
+        rented.cluster.rentals.put(&rental(&format!("rent-{number}")));
+    }
+    rented.double.plant(None);
+    let problem = async || {
+        let all = rented.cluster.tasks.all();
+        let task = all.into_iter().find(|task| task.name == "the lists of providers")?;
+        task.problem.contains("number of rented hosts").then_some(())
+    };
+    wait_for("the limit to be named", problem).await;
+    assert_eq!(rented.double.alive().len(), 1);
+    rented.cluster.clock.pretend_passed(Duration::from_secs(32 * 86_400));
+    wait_for("it to end", async || rented.double.alive().is_empty().then_some(())).await;
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_host_whose_addresses_can_t_be_used_is_removed_with_its_record() {
+    let rented = Rented::up(TIMING).await;
+    let host = FakeHost::start("rent-9", "lab").await;
+    let addresses = host.addresses.clone();
+    let record = HostRecord { addresses, registered_ms: 0, interfaces: Vec::new(), drain: None };
+    let key = format!("hosts/{}", host.id);
+    // It is not in memory, as after a start that could not use its addresses.
+    rented.cluster.records.put(&key, &record).await.expect("a store");
+    hosts::remove(&rented.cluster, &host.id, true).await.expect("it is removed");
+    let left: Option<HostRecord> = rented.cluster.records.read(&key).await.expect("a store");
+    assert!(left.is_none());
+    let again = hosts::remove(&rented.cluster, &host.id, true).await;
+    assert_eq!(again.expect_err("it is gone").kind, ProblemKind::NotFound);
     rented.supervisor.stop().await;
 }

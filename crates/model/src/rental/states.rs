@@ -9,7 +9,8 @@
 //!
 //! [`decide`] is given what is known, and names the one thing to do next. What is not known is never taken for a no: nothing is made twice, and
 //! nothing is ended or forgotten, because a provider did not answer, or answered late. Between a request that may have been carried out and
-//! the next one the provider's lists are without the instance for the whole of a grace period.
+//! the next one the provider's lists are without the instance for the whole of a grace period. A host that has joined is forgotten for the lists'
+//! sake only after its lease.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -130,13 +131,6 @@ pub enum Seen {
     Ended,
 }
 
-impl Seen {
-    /// Whether there is surely none.
-    fn is_gone(self) -> bool {
-        matches!(self, Self::AbsentForLong | Self::Ended)
-    }
-}
-
 /// What the requests for an instance, all of them together, may have made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -171,6 +165,8 @@ pub struct Known {
     pub seen: Seen,
     /// Its host in the cluster.
     pub host: RentedHost,
+    /// Its host has been silent for the length of its lease, after which a host that runs ends itself.
+    pub is_lease_over: bool,
     /// A person, its end of time, the provider's notice or the budget wants it to end.
     pub is_given_back: bool,
     /// A person gives up what is at its host.
@@ -181,6 +177,18 @@ pub struct Known {
     pub may_ask: bool,
     /// Whether nothing is at its host; `None`: not known.
     pub is_empty: Option<bool>,
+}
+
+impl Known {
+    /// Whether there is surely no instance. Lists may lack one that runs, whose tags somebody has changed: of one whose host has joined they
+    /// count only when its lease is over as well.
+    fn is_gone(&self) -> bool {
+        match (self.seen, self.host) {
+            (Seen::Ended, _) | (Seen::AbsentForLong, RentedHost::Unknown) => true,
+            (Seen::AbsentForLong, RentedHost::Silent) => self.is_lease_over,
+            _ => false,
+        }
+    }
 }
 
 /// What a driver does next.
@@ -204,7 +212,7 @@ pub enum Step {
 pub fn decide(known: &Known) -> Step {
     use RentalEvent::{Emptied, GivenBack, HostJoined, Shown, Vanished};
     let Known { seen, host, is_given_back, .. } = *known;
-    let vanished = seen.is_gone() && host != RentedHost::Up;
+    let vanished = known.is_gone() && host != RentedHost::Up;
     match known.state {
         RentalState::Wanted if is_given_back => Step::Event(GivenBack),
         RentalState::Wanted if known.may_ask => Step::Ask,
@@ -227,7 +235,7 @@ pub fn decide(known: &Known) -> Step {
             Step::Event(Emptied)
         }
         RentalState::Draining => Step::Drain,
-        RentalState::Ending if !seen.is_gone() => Step::End,
+        RentalState::Ending if !known.is_gone() => Step::End,
         RentalState::Ending if host == RentedHost::Unknown => Step::Event(Vanished),
         RentalState::Ending => Step::Forget,
         RentalState::Gone if seen == Seen::There => Step::Event(Shown),
@@ -241,8 +249,9 @@ fn asked(known: &Known) -> Step {
     match (known.requested, known.seen, known.host) {
         (_, Seen::There, _) => Step::Event(Shown),
         // A host that has joined says that there is an instance, whatever the lists say.
+        (.., RentedHost::Up) if known.is_given_back => Step::Drain,
         (.., RentedHost::Up) => Step::Wait,
-        (_, seen, RentedHost::Silent) if seen.is_gone() => Step::Event(GivenBack),
+        (.., RentedHost::Silent) if known.is_gone() => Step::Event(GivenBack),
         (.., RentedHost::Silent) => Step::Wait,
         (Requested::Refused, ..) => Step::Event(Vanished),
         (Requested::Nothing, ..) if known.is_given_back => Step::Event(Vanished),

@@ -1,5 +1,5 @@
-//! Walks a rental through every order of events: a provider that makes an instance late or twice for one token, that lists it late, loses
-//! answers and takes it back, a controller that is killed anywhere, and a host that joins when it likes.
+//! Walks a rental through every order of events: a provider that makes an instance late or twice for one token, that lists it late or no more,
+//! loses answers and takes it back, a controller that is killed anywhere, and a host that joins when it likes.
 
 use super::*;
 use crate::walker::Walk;
@@ -23,6 +23,7 @@ struct World {
     /// The grace period after the last request, or after the instance was there last, is over.
     is_settled: bool,
     host: RentedHost,
+    is_lease_over: bool,
     has_vms: bool,
     is_given_back: bool,
     is_forced: bool,
@@ -40,6 +41,7 @@ impl World {
         is_listed: false,
         is_settled: false,
         host: RentedHost::Unknown,
+        is_lease_over: false,
         has_vms: false,
         is_given_back: false,
         is_forced: false,
@@ -61,6 +63,7 @@ impl World {
             requested: self.requested,
             seen,
             host: self.host,
+            is_lease_over: self.is_lease_over,
             is_given_back: self.is_given_back,
             is_forced: self.is_forced,
             is_late: self.is_late,
@@ -86,7 +89,10 @@ impl World {
                 }
             }
             Step::End => (next.instances, next.has_vms) = (0, false),
-            Step::Forget => next.host = RentedHost::Unknown,
+            Step::Forget => {
+                assert!(!self.has_vms || self.instances == 0, "under a VM: {self:?}");
+                (next.host, next.is_lease_over) = (RentedHost::Unknown, false);
+            }
         }
         if next.instances == 0 && next.host == RentedHost::Up {
             next.host = RentedHost::Silent;
@@ -96,7 +102,9 @@ impl World {
 
     fn next(&self) -> Vec<Self> {
         let mut all = vec![self.driven(self.seen())];
-        if !self.in_flight && (self.instances == 0 || self.is_listed) {
+        // Of one whose host has joined the lists may say anything.
+        let may_lack = self.instances == 0 || self.host != RentedHost::Unknown;
+        if !self.in_flight && (may_lack || self.is_listed) {
             all.push(Self { is_settled: true, ..*self });
         }
         if self.instances > 0 {
@@ -105,9 +113,11 @@ impl World {
         if self.in_flight {
             all.push(Self { in_flight: false, waits: false, ..*self });
         }
-        if self.instances > 0 && self.host == RentedHost::Silent {
-            // Its lease is over.
-            all.push(Self { instances: 0, has_vms: false, is_settled: false, ..*self });
+        if self.host == RentedHost::Silent {
+            // Its lease is over, and a host that ran has ended itself.
+            let is_settled = self.is_settled && self.instances == 0;
+            let ended = Self { instances: 0, has_vms: false, is_settled, ..*self };
+            all.push(Self { is_lease_over: true, ..ended });
         }
         all.push(Self { is_late: true, ..*self });
         all.push(Self { is_given_back: true, has_vms: false, ..*self });
@@ -148,17 +158,23 @@ impl World {
             all.push(Self { instances: 0, has_vms: false, is_settled: false, host, ..*self });
             let may_join = !matches!(self.state, RentalState::Ending | RentalState::Gone);
             if may_join {
-                all.push(Self { host: RentedHost::Up, ..*self });
+                all.push(Self { host: RentedHost::Up, is_lease_over: false, ..*self });
+            }
+            if self.host != RentedHost::Unknown {
+                // Somebody changes its tags.
+                all.push(Self { is_listed: false, is_settled: false, ..*self });
             }
             if self.host == RentedHost::Up {
                 all.push(Self { host: RentedHost::Silent, ..*self });
-                let takes_vms = self.state == RentalState::Joined;
+                use RentalState::{Asked, Joined, Starting};
+                let takes_vms = matches!(self.state, Asked | Starting | Joined);
                 all.push(Self { has_vms: takes_vms || self.has_vms, ..*self });
             }
         }
-        if self.host == RentedHost::Silent {
+        if self.host == RentedHost::Silent && (self.instances == 0 || self.is_listed) {
             // A person removes it.
-            all.push(Self { host: RentedHost::Unknown, has_vms: false, ..*self });
+            let host = RentedHost::Unknown;
+            all.push(Self { host, is_lease_over: false, has_vms: false, ..*self });
         }
         all.push(Self { is_given_back: true, ..*self });
         all.push(Self { is_given_back: true, is_forced: true, ..*self });
@@ -207,6 +223,7 @@ fn a_provider_that_is_not_known_to_have_it_not_is_not_asked_twice() {
         requested: Requested::Perhaps,
         seen: Seen::NotKnown,
         host: RentedHost::Unknown,
+        is_lease_over: false,
         is_given_back: false,
         is_forced: false,
         is_late: false,
@@ -217,4 +234,22 @@ fn a_provider_that_is_not_known_to_have_it_not_is_not_asked_twice() {
         assert_eq!(decide(&Known { seen, ..known }), Step::Wait, "{seen:?}");
     }
     assert_eq!(decide(&Known { seen: Seen::AbsentForLong, ..known }), Step::Ask);
+}
+
+#[test]
+fn a_host_that_has_joined_is_drained_even_if_no_list_ever_shows_its_instance() {
+    let known = Known {
+        state: RentalState::Asked,
+        requested: Requested::Perhaps,
+        seen: Seen::NotKnown,
+        host: RentedHost::Up,
+        is_lease_over: false,
+        is_given_back: true,
+        is_forced: false,
+        is_late: true,
+        may_ask: false,
+        is_empty: None,
+    };
+    assert_eq!(decide(&known), Step::Drain);
+    assert_eq!(decide(&Known { is_given_back: false, ..known }), Step::Wait);
 }

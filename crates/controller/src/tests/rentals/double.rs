@@ -59,6 +59,10 @@ pub struct Inside {
     pub honours_tokens: bool,
     /// How long after it was made an instance is listed.
     pub listed_after: Duration,
+    /// The lists lack all instances.
+    pub hides_all: bool,
+    /// The address of each instance that is made.
+    pub address: Option<String>,
     pub asked: Vec<NewInstance>,
     pub notices: Vec<Notice>,
     /// What must not happen, and did.
@@ -143,7 +147,7 @@ impl Inside {
             kind: kind.to_owned(),
             zone: zone.to_owned(),
             spot,
-            address: None,
+            address: self.address.clone(),
             started_unix_s: Some(u64::from(self.count)),
         }
     }
@@ -255,7 +259,8 @@ impl Provider for Double {
                 let mut inside = self.inside();
                 let lists = inside.lists.pop_front().unwrap_or(Lists::Well);
                 let (now, after) = (Instant::now(), inside.listed_after);
-                let listed = inside.made.iter().filter(|made| made.from + after <= now);
+                let is_listed = |made: &&Made| !inside.hides_all && made.from + after <= now;
+                let listed = inside.made.iter().filter(is_listed);
                 (lists, listed.map(|made| made.instance.clone()).collect::<Vec<_>>())
             };
             match lists {
