@@ -302,6 +302,7 @@ mod tests {
         let all = rounds.note("a", Ok("a has 1 instance".to_owned())).expect("all is well");
         assert_eq!(all, "a has 1 instance; b has 2 instances");
     }
+
     #[test]
     fn a_list_with_texts_that_are_too_long_to_be_kept_is_no_list() {
         let instance = |kind: String| Instance {
