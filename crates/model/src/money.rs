@@ -8,31 +8,36 @@ use std::num::NonZeroU64;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 /// Millionths of a dollar in a dollar. "Dollar" is the word for the currency of the prices, whichever it is.
 const MICROS: u64 = 1_000_000;
 
 /// An amount of money in millionths of a dollar. Sums saturate: what is too large to say is too dear.
 #[derive(
-    Debug,
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    ToSchema,
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(transparent)]
 pub struct Money {
     /// Millionths of a dollar.
     pub micros: u64,
 }
+
+/// On the wire it is a number.
+impl PartialSchema for Money {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new()
+            .schema_type(Type::Integer)
+            .format(Some(SchemaFormat::KnownFormat(KnownFormat::Int64)))
+            .minimum(Some(0))
+            .description(Some("An amount of money in millionths of a dollar."))
+            .into()
+    }
+}
+
+impl ToSchema for Money {}
 
 impl Money {
     /// No money.
@@ -216,6 +221,17 @@ mod tests {
             let money = Money::from_micros(micros);
             assert_eq!((money.exact().as_str(), money.exact().parse()), (shown, Ok(money)));
         }
+    }
+
+    /// The document said that an amount is an object, and no answer with one was as it said.
+    #[test]
+    fn money_is_a_number_in_answers_and_in_their_schema() {
+        assert_eq!(
+            serde_json::to_value(Money::from_micros(7)).expect("JSON"),
+            serde_json::json!(7)
+        );
+        let schema = serde_json::to_value(Money::schema()).expect("JSON");
+        assert_eq!(schema["type"], "integer");
     }
 
     #[test]

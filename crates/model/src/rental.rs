@@ -24,8 +24,10 @@ pub struct RentHost {
     #[serde(default)]
     pub id: Option<RentalId>,
     /// The provider's name in `providers.yaml`.
+    #[schema(min_length = 1)]
     pub provider: String,
     /// As in [`Offer::kind`].
+    #[schema(min_length = 1)]
     pub kind: String,
     /// As in [`Offer::zone`]; `None`: where it is cheapest.
     #[serde(default)]
@@ -38,12 +40,14 @@ pub struct RentHost {
     pub site: Option<SiteId>,
     /// After so many seconds the host is given back; `None`: when somebody says so.
     #[serde(default)]
+    #[schema(minimum = 60, maximum = 31_536_000)]
     pub for_s: Option<u64>,
     /// The provider's name of the machine image; `None`: the one that `providers.yaml` names, or the provider's own.
     #[serde(default)]
     pub image: Option<String>,
     /// The size of its disk; `None`: [`RENT_DISK_DEFAULT_BYTES`].
     #[serde(default)]
+    #[schema(minimum = 1_073_741_824, maximum = 70_368_744_177_664_u64)]
     pub disk_bytes: Option<u64>,
     /// Where the host reaches the controller, `https://HOST:PORT`; `None`: the address that the controller knows of itself.
     #[serde(default)]
