@@ -1,10 +1,8 @@
 //! What every provider can do, and how one says that something was not done.
 
-use std::fmt;
-
 use futures_util::future::BoxFuture;
+pub use perigee_model::rental::CloudErrorKind;
 use perigee_model::rental::{Instance, NewInstance, Notice, Offer};
-use serde::{Deserialize, Serialize};
 
 /// Somebody who has machines for rent. Each call ends within a deadline of the provider's own, and may be dropped at any time.
 pub trait Provider: Send + Sync {
@@ -57,37 +55,6 @@ pub struct CloudError {
 impl CloudError {
     pub(crate) fn new(kind: CloudErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
-    }
-}
-
-/// What follows from an error of a provider.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CloudErrorKind {
-    /// The provider has no such machine free now: another kind, another zone, or later.
-    NoCapacity,
-    /// The account may have no more of this: until something is given back, or the provider raises the account's limit.
-    Quota,
-    /// The account may not do this, or the provider does not know the account: a person has to act.
-    NotAllowed,
-    /// Too many requests: later.
-    Throttled,
-    /// The provider refuses what was asked for, and would do so again.
-    Refused,
-    /// Nobody knows whether it was done. Before asking again, look.
-    Unclear,
-}
-
-impl fmt::Display for CloudErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::NoCapacity => "no capacity",
-            Self::Quota => "over the account's quota",
-            Self::NotAllowed => "not allowed",
-            Self::Throttled => "too many requests",
-            Self::Refused => "refused",
-            Self::Unclear => "not known whether it was done",
-        })
     }
 }
 

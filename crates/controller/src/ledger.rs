@@ -2,7 +2,9 @@
 //!
 //! Whoever starts something that costs a tenant money reserves the high end of its price before anything is asked for, and settles what was
 //! spent when that is over. Both can be repeated: an owner, such as `job/NAME/RUN`, has one entry. See [`crate::cluster::ledger`]. Rented
-//! hosts are no tenant's: what is reserved for them is in their own records (`rentals/money.rs`).
+//! hosts are no tenant's, and have a budget of their own (`rentals/money.rs`); what they send out of their sites is counted in [`left_site`].
+
+pub mod left_site;
 
 use std::sync::Arc;
 use std::time::Duration;

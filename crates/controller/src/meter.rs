@@ -4,6 +4,9 @@
 //! keeps the last values and adds the differences. Nothing is lost while the controller does not run, because
 //! the next difference is then larger.
 
+use std::collections::BTreeMap;
+
+use perigee_model::HostId;
 use perigee_model::volume::IoStats;
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +58,9 @@ pub struct Meter {
     last: Vec<LastSeen>,
     /// How long the VM has stood still in the migrations that were taken into account.
     pub paused_ms: u64,
+    /// What has left the sites of rented hosts because of this VM, by the host that it left from; see [`crate::ledger::left_site`].
+    #[serde(default)]
+    pub left_sites: BTreeMap<HostId, u64>,
 }
 
 /// Counters as last read; `None` until the first reading at this server.
@@ -162,6 +168,12 @@ impl Meter {
         }
     }
 
+    /// Adds what has left the site of a rented host.
+    pub fn left_site(&mut self, from: HostId, bytes: u64) {
+        let sum = self.left_sites.entry(from).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
+
     /// The sum over all disks since the VM started.
     pub fn io(&self) -> IoStats {
         self.totals.disks.iter().fold(IoStats::default(), |sum, disk| plus(sum, disk.client))
@@ -245,7 +257,8 @@ pub fn plus(a: IoStats, b: IoStats) -> IoStats {
     each_counter!(a, b, saturating_add)
 }
 
-fn minus(a: IoStats, b: IoStats) -> IoStats {
+/// The difference of each counter; 0 where it has become smaller.
+pub fn minus(a: IoStats, b: IoStats) -> IoStats {
     each_counter!(a, b, saturating_sub)
 }
 

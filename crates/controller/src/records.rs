@@ -30,6 +30,7 @@
 //! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
 //! | `rentals/RENTAL` | [`RentalRecord`] | its driver only |
 //! | `intents/rentals/RENTAL` | [`RentalIntent`] | the API |
+//! | `left_sites/RENTAL` | [`LeftSite`] | [`crate::ledger::left_site`] |
 //! | `given_up/HOST` | [`crate::storage::given_up::GivenUp`] | the removal of a host |
 //! | `networks/NETWORK`, `network_numbers/last`, `tunnels/HOST` | those of [`crate::networks`] | the API; who tells hosts |
 //! | `ledger/lines/NNNN`, `ledger/sum` | [`crate::cluster::ledger::book::Line`], of which none is ever changed, and the sum of those that were removed | [`crate::ledger`]; jobs through it |
@@ -68,7 +69,10 @@ use crate::meter::Meter;
 pub use access::{Owned, Records};
 pub use gang_traffic::Talk;
 pub use kind::{Gang, GangKeys, GangMoveRequest, Kind, Membership};
-pub use rental::{RENTALS, RentalIntent, RentalRecord, rental_intent_key, rental_key};
+pub use rental::{
+    LEFT_SITES, LeftSite, RENTALS, RentalIntent, RentalRecord, left_site_key, rental_intent_key,
+    rental_key,
+};
 
 /// A host that has registered.
 #[derive(Debug, Clone, Serialize, Deserialize)]

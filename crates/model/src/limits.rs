@@ -352,7 +352,7 @@ pub static MINIMUM_S: Limit =
 /// Lines of the controller's ledger that stand one by one. Older ones are summed up.
 pub static LEDGER_LINES: Limit = Limit::new("the ledger's number of lines", Unit::Count, 0, 20_000);
 
-/// Entries of the ledger that are not settled: those of jobs that were placed and have not ended.
+/// Entries of the ledger that are not settled: those of jobs that were placed and have not ended, and of hosts that are rented.
 pub static LEDGER_OPEN: Limit =
     Limit::new("the ledger's number of entries that are not settled", Unit::Count, 0, 200_000);
 /// Rentals of hosts, also those that were over lately. All are in the controller's memory.

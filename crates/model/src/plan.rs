@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::budget::MoneyRange;
+use crate::money::Money;
 use crate::{HostId, JobId};
 
 /// How a job gets to its data.
@@ -70,8 +71,7 @@ impl Estimate {
     /// time is outside. The lower, the better; a wide range is as bad as one that is often missed (Gneiting and Raftery:
     /// Strictly proper scoring rules, prediction, and estimation, JASA 2007, equation 43, for a range of 90 %).
     pub fn interval_score_s(&self, seconds: f64) -> f64 {
-        let outside_s = (self.low_s - seconds).max(seconds - self.high_s).max(0.0);
-        (self.high_s - self.low_s) + 2.0 / OUTSIDE * outside_s
+        interval_score(self.low_s, self.high_s, seconds)
     }
 
     /// What is left of this time when `seconds` have passed. Once all that was expected has passed, only the rest of
@@ -83,6 +83,12 @@ impl Estimate {
         let expected_s = if expected_s > 0.0 { expected_s } else { high_s / 2.0 };
         Self { expected_s, low_s, high_s }
     }
+}
+
+/// As [`Estimate::interval_score_s`], for a range of anything.
+fn interval_score(low: f64, high: f64, truth: f64) -> f64 {
+    let outside = (low - truth).max(truth - high).max(0.0);
+    (high - low) + 2.0 / OUTSIDE * outside
 }
 
 impl fmt::Display for Estimate {
@@ -367,6 +373,10 @@ pub struct Score {
     pub by_option: Vec<ScoreOfOption>,
     /// How much equal runs differ: no prediction can be better. `None` if no job has run twice in one placement.
     pub noise: Option<Noise>,
+    /// Of what the jobs that cost something were predicted to cost, against what was spent. Jobs that began anew do not count.
+    pub money: ScoreOf,
+    /// The same of rented hosts that are over, as they were predicted when they were asked for. Only admins are told.
+    pub rentals: ScoreOf,
 }
 
 /// How much runs of the same job in the same placement differ from their own mean, as shares of it.
@@ -380,12 +390,12 @@ pub struct Noise {
     pub nine_of_ten: f64,
 }
 
-/// How well some predictions came true.
+/// How well some predictions came true: of the time of jobs, or of money, where what was spent stands for the measured time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ScoreOf {
-    /// Jobs that succeeded.
+    /// Jobs that succeeded, or hosts that were given back.
     pub jobs: u64,
-    /// Jobs of them whose time was in the stated range; the goal is 9 of 10.
+    /// Those of them whose time was in the stated range; the goal is 9 of 10.
     pub in_range: u64,
     /// Of the differences between expected and measured time, as shares of the measured one. None
     /// without jobs.
@@ -434,12 +444,19 @@ impl Decision {
             return None;
         }
         let total = option.total;
-        Some(CameTrue {
-            in_range: total.holds(measured_s),
-            error: (total.expected_s / measured_s - 1.0).abs(),
-            width: (total.high_s - total.low_s) / measured_s,
-            interval_score: total.interval_score_s(measured_s) / measured_s,
-        })
+        Some(CameTrue::of([total.expected_s, total.low_s, total.high_s], measured_s))
+    }
+}
+
+impl CameTrue {
+    /// Of what was expected, the ends of its range, and what it came to, which is above 0.
+    fn of([expected, low, high]: [f64; 3], truth: f64) -> Self {
+        Self {
+            in_range: (low..=high).contains(&truth),
+            error: (expected / truth - 1.0).abs(),
+            width: (high - low) / truth,
+            interval_score: interval_score(low, high, truth) / truth,
+        }
     }
 }
 
@@ -465,11 +482,28 @@ impl Score {
             basis,
             score: ScoreOf::results(results),
         });
-        Self { by_option: by_option.collect(), all: ScoreOf::results(all), noise: None }
+        let by_option = by_option.collect();
+        Self { by_option, all: ScoreOf::results(all), ..Self::default() }
     }
 }
 
 impl ScoreOf {
+    /// Of amounts that were predicted, each with what was spent. What cost nothing, or was not to cost anything, does not count.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "amounts of money")]
+    pub fn of_money(amounts: impl IntoIterator<Item = (MoneyRange, Money)>) -> Self {
+        let counts = amounts
+            .into_iter()
+            .filter(|(predicted, spent)| predicted.high > Money::ZERO && *spent > Money::ZERO);
+        let results = counts.map(|(predicted, spent)| {
+            let MoneyRange { expected, low, high } = predicted;
+            let [expected, low, high, spent] =
+                [expected, low, high, spent].map(|money| money.micros as f64);
+            CameTrue::of([expected, low, high], spent)
+        });
+        Self::results(results.collect())
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "a number of jobs")]
     fn results(results: Vec<CameTrue>) -> Self {
         let sorted = |of: fn(&CameTrue) -> f64| {
@@ -555,6 +589,25 @@ mod tests {
         decisions[0].plan.basis = Basis::OnePass;
         assert_eq!(Score::of(&decisions).by_option.len(), 2);
         assert_eq!(Score::of(&[]).all, ScoreOf::default());
+    }
+
+    #[test]
+    fn money_is_scored_as_seconds_are() {
+        let range = |expected, low, high| {
+            let [expected, low, high] = [expected, low, high].map(Money::from_micros);
+            MoneyRange { expected, low, high }
+        };
+        let spent = Money::from_micros;
+        let score = ScoreOf::of_money([
+            (range(10, 8, 13), spent(10)),
+            (range(10, 8, 13), spent(20)),
+            (range(0, 0, 0), spent(5)),
+            (range(10, 8, 13), spent(0)),
+        ]);
+        let mean = (5.0 / 10.0 + (5.0 + 20.0 * 7.0) / 20.0) / 2.0;
+        assert_eq!((score.jobs, score.in_range, score.median_error), (2, 1, Some(0.5)));
+        assert_eq!((score.median_width, score.interval_score), (Some(0.5), Some(mean)));
+        assert_eq!(ScoreOf::of_money([]), ScoreOf::default());
     }
 
     /// `2..1621` was shown, which tells nobody anything.

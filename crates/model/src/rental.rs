@@ -10,12 +10,16 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::budget::MoneyRange;
 use crate::ids::{HostId, RentalId, SiteId};
 use crate::money::{Money, Price};
 use states::{RentalState, Requested};
 
 /// The disk of a rented host if nobody names its size.
 pub const RENT_DISK_DEFAULT_BYTES: u64 = 50 << 30;
+
+/// Nothing is reserved for longer than twice as long as a host is rented for.
+const LONGEST_S: u64 = 2 * 365 * 86_400;
 
 /// `POST /v1/rentals`: rents a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -147,11 +151,18 @@ pub struct Rental {
     pub refused: Option<OfferRefused>,
     /// When the provider takes it back; Unix time.
     pub notice_ms: Option<u64>,
-    /// The most that it costs until [`Rental::reserved_until_ms`].
+    /// When its host was first seen in the cluster; Unix time.
+    pub joined_ms: Option<u64>,
+    /// What it was predicted to cost when it was asked for; `None` if nobody said for how long it is rented.
+    pub predicted: Option<MoneyRange>,
+    /// What the ledger has reserved for it in all: the most that it costs until [`Rental::reserved_until_ms`]. A record does not say it.
     pub reserved: Money,
-    /// Until when its money is reserved; Unix time.
+    /// Until when that is enough, if nothing more leaves its site; Unix time. A record does not say it.
     pub reserved_until_ms: Option<u64>,
-    /// What its machine and its disk have cost until now, by the price of the offer; `None`: not known. What leaves the site is not in it.
+    /// What has left its site, as far as that was counted. A record does not say it.
+    pub left_bytes: u64,
+    /// What its machine, its disk, and what has left its site have cost until now, by the price of the offer; `None`: not known. If only the price
+    /// of what has left is not known, this is the rest: see [`Rental::is_spent_at_least`]. A record does not say it.
     pub spent: Option<Money>,
 }
 
@@ -186,6 +197,46 @@ impl Rental {
     pub fn cost(&self, seconds: u64) -> Option<Money> {
         let price = &self.offer.price;
         Some(price.machine(seconds)?.plus(price.disk(self.disk_bytes, seconds)?))
+    }
+
+    /// What has left its site costs; `None` if that is not known.
+    pub fn egress(&self) -> Option<Money> {
+        self.offer.price.egress(self.left_bytes)
+    }
+
+    /// What it has cost after so many seconds, without what has left its site if the price for that is not known; `None` if that is not known.
+    pub fn cost_so_far(&self, seconds: u64) -> Option<Money> {
+        Some(self.cost(seconds)?.plus(self.egress().unwrap_or_default()))
+    }
+
+    /// Whether it has cost more than is known: something has left its site, and the price for that is not known.
+    pub fn is_spent_at_least(&self) -> bool {
+        self.egress().is_none()
+    }
+
+    /// `$1.20`, or `at least $1.20`; `-` if it is not known.
+    pub fn spent_in_words(&self) -> String {
+        match self.spent {
+            None => "-".to_owned(),
+            Some(spent) if self.is_spent_at_least() => format!("at least {spent}"),
+            Some(spent) => spent.to_string(),
+        }
+    }
+
+    /// Until when what is reserved is enough, if nothing more leaves its site; Unix time. `None` if it does not run, or its price is not known.
+    pub fn reserved_until_ms(&self) -> Option<u64> {
+        let first_ms = self.since_ms(RentalState::Asked).filter(|_| !self.state.is_over())?;
+        let is_enough = |seconds| Some(self.cost_so_far(seconds)? <= self.reserved);
+        if !is_enough(0)? {
+            return Some(first_ms);
+        }
+        // The longest time for which it is enough is in this range.
+        let (mut enough_s, mut beyond_s) = (0, LONGEST_S);
+        while enough_s + 1 < beyond_s {
+            let middle_s = enough_s.midpoint(beyond_s);
+            if is_enough(middle_s)? { enough_s = middle_s } else { beyond_s = middle_s }
+        }
+        Some(first_ms.saturating_add(enough_s.saturating_mul(1000)))
     }
 }
 
@@ -297,6 +348,37 @@ pub struct Notice {
     pub instance: String,
     /// When the instance goes, in seconds since 1970.
     pub ends_unix_s: u64,
+}
+
+/// What follows from an error of a provider. A provider's program says it in the same words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CloudErrorKind {
+    /// The provider has no such machine free now: another kind, another zone, or later.
+    NoCapacity,
+    /// The account may have no more of this: until something is given back, or the provider raises the account's limit.
+    Quota,
+    /// The account may not do this, or the provider does not know the account: a person has to act.
+    NotAllowed,
+    /// Too many requests: later.
+    Throttled,
+    /// The provider refuses what was asked for, and would do so again.
+    Refused,
+    /// Nobody knows whether it was done. Before asking again, look.
+    Unclear,
+}
+
+impl fmt::Display for CloudErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::NoCapacity => "no capacity",
+            Self::Quota => "over the account's quota",
+            Self::NotAllowed => "not allowed",
+            Self::Throttled => "too many requests",
+            Self::Refused => "refused",
+            Self::Unclear => "not known whether it was done",
+        })
+    }
 }
 
 #[cfg(test)]

@@ -172,11 +172,11 @@ pub async fn decisions(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<
     json(planning::decisions(&cluster, &job).await?)
 }
 
-/// Compares the predictions for all stored jobs with their measured times.
+/// Compares the predictions for all stored jobs with their measured times and with what was spent; for admins also those for rented hosts.
 #[utoipa::path(get, path = "/planner/score", tag = "jobs",
     responses((status = 200, body = Score)))]
 pub async fn score(State(cluster): Shared, caller: Caller) -> Reply<Score> {
-    json(planning::score(&cluster, |full| caller.sees(full)).await?)
+    json(planning::score(&cluster, |full| caller.sees(full), caller.is_admin()).await?)
 }
 
 /// The job's time series.

@@ -124,18 +124,11 @@ impl Ledger {
     ) -> Result<(), Problem> {
         let what = || format!("can't reserve {high} for {owner}");
         self.add(owner, |book| {
-            let entry = book.entry(owner);
-            if entry.is_some_and(|entry| entry.spent.is_some()) {
+            // Each run of a job has an owner of its own.
+            if book.entry(owner).is_some_and(|entry| entry.spent.is_some()) {
                 return Err(Problem::conflict(what(), "its entry in the ledger is settled"));
             }
-            let more = entry.map_or(high, |entry| high.less(entry.reserved));
-            if entry.is_some() && more == Money::ZERO {
-                return Ok(None);
-            }
-            let open = book.open() + usize::from(entry.is_none());
-            perigee_model::limits::LEDGER_OPEN.check(open).map_err(|error| {
-                Problem::no_space(what(), error).next("wait until some of them are over")
-            })?;
+            let Some(more) = more(book, owner, high)? else { return Ok(None) };
             let spending = book.spending(tenant.as_ref(), now_ms());
             let lacks = budget.filter(|_| more > Money::ZERO);
             match lacks.and_then(|budget| spending.lacks(budget, more)) {
@@ -144,6 +137,56 @@ impl Ledger {
                     "wait for the next month, or ask an admin for more (perigee tenant quota --budget-month)",
                 )),
             }
+        })
+        .await
+    }
+
+    /// Reserves so much for a rented host, `rental/ID`, in all. `allows` is told what is reserved and was spent for the other ones; `counts` says
+    /// of the time of an end (Unix time) whether what was spent until then still counts. If the entry is settled, it is not over after all.
+    ///
+    /// # Errors
+    /// That of `allows`; `NoSpace` if there are too many entries.
+    pub async fn reserve_rented(
+        &self,
+        owner: &str,
+        high: Money,
+        counts: impl Fn(u64) -> bool,
+        allows: impl Fn(Spending) -> Result<(), Problem>,
+    ) -> Result<(), Problem> {
+        self.add(owner, |book| {
+            let Some(more) = more(book, owner, high)? else { return Ok(None) };
+            allows(book.rented(owner, &counts))?;
+            Ok(Some(What::Reserved { tenant: None, micros: more }))
+        })
+        .await
+    }
+
+    /// What is reserved for rented hosts and was spent for them; see [`Book::rented`].
+    pub fn rented(&self, but: &str, counts: impl Fn(u64) -> bool) -> Spending {
+        self.lock().rented(but, counts)
+    }
+
+    /// Notes what a rented host has cost. One that was settled and was there all the same is settled once more, for what it has cost in all.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn settle_rented(&self, owner: &str, spent: Money) -> Result<(), Problem> {
+        self.add(owner, |book| {
+            let entry = book.entry(owner);
+            let entry = entry.filter(|entry| entry.spent.is_none_or(|before| before < spent));
+            Ok(entry.map(|_| What::Settled { micros: spent }))
+        })
+        .await
+    }
+
+    /// Of an owner that was settled only its part in the sums is known from now on. Then its name may be given to another one.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn forget(&self, owner: &str) -> Result<(), Problem> {
+        self.add(owner, |book| {
+            let entry = book.entry(owner).filter(|entry| entry.spent.is_some());
+            Ok(entry.map(|_| What::Forgotten))
         })
         .await
     }
@@ -207,6 +250,25 @@ impl Ledger {
         }
         Ok(old.len())
     }
+}
+
+/// How much more is to be reserved for an owner that needs so much in all; `None`: nothing.
+///
+/// # Errors
+/// `NoSpace` if there are too many entries.
+fn more(book: &Book, owner: &str, high: Money) -> Result<Option<Money>, Problem> {
+    let entry = book.entry(owner);
+    let had = entry.map(|entry| entry.spent.unwrap_or(entry.reserved));
+    let more = had.map_or(high, |had| high.less(had));
+    if had.is_some() && more == Money::ZERO {
+        return Ok(None);
+    }
+    let open = book.open() + usize::from(entry.is_none_or(|entry| entry.spent.is_some()));
+    perigee_model::limits::LEDGER_OPEN.check(open).map_err(|error| {
+        Problem::no_space(format!("can't reserve {high} for {owner}"), error)
+            .next("wait until some of them are over")
+    })?;
+    Ok(Some(more))
 }
 
 #[cfg(test)]

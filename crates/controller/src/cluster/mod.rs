@@ -232,7 +232,7 @@ pub struct Cluster {
     pub strange_images: StrangeImages,
     pub settings: Settings,
     /// What is reserved and was spent.
-    pub ledger: Ledger,
+    pub ledger: Arc<Ledger>,
     /// What hosts, disks and traffic cost.
     pub prices: Prices,
     /// What the endless tasks did last.
@@ -282,9 +282,9 @@ impl Cluster {
         let links = Links::load(&records).await?;
         let balances = Balances::load(&records, &clock).await?;
         let history_cache = HistoryCache::load(&records).await?;
-        let ledger = Ledger::load(&records).await?;
+        let ledger = Arc::new(Ledger::load(&records).await?);
         let prices = Prices::load(settings.prices.clone(), &records).await?;
-        let rentals = Rentals::load(&records).await?;
+        let rentals = Rentals::load(&records, Arc::clone(&ledger)).await?;
         Ok(Arc::new(Self {
             records,
             clock,

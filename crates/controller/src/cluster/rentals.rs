@@ -1,4 +1,5 @@
-//! Rented hosts: who has machines for rent, the rentals as they were last saved, and what the providers' lists said last.
+//! Rented hosts: who has machines for rent, the rentals as they were last saved, what is reserved for them and has left their sites, and what the
+//! providers' lists said last.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,10 +10,11 @@ use perigee_cloud::Provider;
 use perigee_model::money::Money;
 use perigee_model::rental::states::Seen;
 use perigee_model::rental::{Instance, InstanceState, Notice, Rental};
-use perigee_model::{Problem, RentalId};
+use perigee_model::{HostId, Problem, RentalId};
 use tokio::sync::Notify;
 
-use crate::records::{RENTALS, Records, RentalRecord};
+use super::ledger::Ledger;
+use crate::records::{LEFT_SITES, LeftSite, RENTALS, Records, RentalRecord};
 
 /// Who has machines for rent, and how much may be spent there.
 #[derive(Clone, Default)]
@@ -97,18 +99,41 @@ struct Watch {
     absent_since: Option<Instant>,
 }
 
-/// What is known of rented hosts.
+/// What has left the site of a rented host.
 #[derive(Default)]
+struct Left {
+    /// Because of what is over, as it is stored.
+    over: LeftSite,
+    /// Because of each source that goes on.
+    going_on: BTreeMap<String, u64>,
+}
+
+impl Left {
+    fn bytes(&self) -> u64 {
+        let going_on = self.going_on.values().copied();
+        going_on.fold(self.over.bytes(), u64::saturating_add)
+    }
+}
+
+/// Whom the ledger knows a rental as.
+pub fn owner(id: &RentalId) -> String {
+    format!("rental/{id}")
+}
+
+/// What is known of rented hosts.
 pub struct Rentals {
+    /// What is reserved for them: their records don't say it.
+    ledger: Arc<Ledger>,
     known: Mutex<BTreeMap<RentalId, Rental>>,
+    left: Mutex<BTreeMap<RentalId, Left>>,
+    /// Whoever stores what has left a site takes turns.
+    pub leaving: tokio::sync::Mutex<()>,
     lists: Mutex<BTreeMap<String, List>>,
     watches: Mutex<BTreeMap<RentalId, Watch>>,
     /// By provider and its id of the instance.
     notices: Mutex<BTreeMap<(String, String), u64>>,
     /// Since when a provider lists an instance that no unfinished rental owns.
     unowned: Mutex<BTreeMap<(String, String), Instant>>,
-    /// Whoever reserves money takes turns.
-    pub reserving: tokio::sync::Mutex<()>,
     /// Wakes those who wait for a list or a person's request.
     pub changed: Notify,
 }
@@ -118,10 +143,26 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Rentals {
-    pub(super) async fn load(records: &Records) -> Result<Self, Problem> {
-        let rentals = Self::default();
+    pub(super) async fn load(records: &Records, ledger: Arc<Ledger>) -> Result<Self, Problem> {
+        let rentals = Self {
+            ledger,
+            known: Mutex::default(),
+            left: Mutex::default(),
+            leaving: tokio::sync::Mutex::default(),
+            lists: Mutex::default(),
+            watches: Mutex::default(),
+            notices: Mutex::default(),
+            unowned: Mutex::default(),
+            changed: Notify::new(),
+        };
         for record in records.list::<RentalRecord>(RENTALS).await? {
             rentals.put(&record.view);
+        }
+        for (key, left) in records.list_each::<LeftSite>(LEFT_SITES).await? {
+            let id = key.strip_prefix(LEFT_SITES).and_then(|id| id.parse().ok());
+            if let Some(id) = id {
+                rentals.put_left(&id, left?);
+            }
         }
         Ok(rentals)
     }
@@ -134,15 +175,67 @@ impl Rentals {
     pub fn forget(&self, id: &RentalId) {
         lock(&self.known).remove(id);
         lock(&self.watches).remove(id);
+        lock(&self.left).remove(id);
+    }
+
+    /// As they were last saved.
+    fn saved(&self) -> Vec<Rental> {
+        lock(&self.known).values().cloned().collect()
     }
 
     /// All that are kept, sorted by id.
     pub fn all(&self) -> Vec<Rental> {
-        lock(&self.known).values().cloned().collect()
+        self.saved().into_iter().map(|rental| self.with_money(rental)).collect()
     }
 
     pub fn get(&self, id: &RentalId) -> Option<Rental> {
-        lock(&self.known).get(id).cloned()
+        let rental = lock(&self.known).get(id).cloned();
+        rental.map(|rental| self.with_money(rental))
+    }
+
+    /// With what the ledger and the counters say, whatever was saved: what is reserved, until when, what was spent in the end, and what has left
+    /// its site.
+    pub fn with_money(&self, mut rental: Rental) -> Rental {
+        rental.left_bytes = lock(&self.left).get(&rental.id).map_or(0, Left::bytes);
+        let entry = self.ledger.entry(&owner(&rental.id));
+        rental.spent = entry.as_ref().and_then(|entry| entry.spent);
+        rental.reserved = entry.map(|entry| entry.reserved).unwrap_or_default();
+        if let Some(spent) = rental.spent.take_if(|_| !rental.state.is_over()) {
+            // It was taken for one that is over.
+            rental.reserved = spent;
+        }
+        rental.reserved_until_ms = rental.reserved_until_ms();
+        rental
+    }
+
+    /// The rental whose host this is, and that is not over.
+    pub fn of_host(&self, host: &HostId) -> Option<RentalId> {
+        let known = lock(&self.known);
+        if known.is_empty() {
+            return None;
+        }
+        // A rental's host has its name.
+        let rental = known.get(&RentalId::new(host.as_str()).ok()?)?;
+        (!rental.state.is_over() && rental.host == *host).then(|| rental.id.clone())
+    }
+
+    /// What has left its site because of a source that goes on.
+    pub fn note_leaving(&self, id: &RentalId, source: &str, bytes: u64) {
+        let mut left = lock(&self.left);
+        let left = left.entry(id.clone()).or_default();
+        if left.over.knows(source) {
+            return;
+        }
+        let known = left.going_on.entry(source.to_owned()).or_default();
+        *known = bytes.max(*known);
+    }
+
+    /// What has left its site because of what is over, as it is stored now.
+    pub fn put_left(&self, id: &RentalId, over: LeftSite) {
+        let mut left = lock(&self.left);
+        let left = left.entry(id.clone()).or_default();
+        left.going_on.retain(|source, _| !over.knows(source));
+        left.over = over;
     }
 
     /// A request for the rental's instance begins: no list says anything of it until the request is over.
@@ -164,7 +257,7 @@ impl Rentals {
     /// The provider has given a complete list, which was asked for at `begun`.
     pub fn note_list(&self, provider: &str, begun: Instant, instances: Vec<Instance>) {
         let of_provider: Vec<Rental> =
-            self.all().into_iter().filter(|rental| rental.provider == provider).collect();
+            self.saved().into_iter().filter(|rental| rental.provider == provider).collect();
         let mut watches = lock(&self.watches);
         for rental in of_provider {
             let Some(watch) = watches.get_mut(&rental.id) else { continue };
@@ -236,7 +329,7 @@ impl Rentals {
             return Vec::new();
         };
         let (begun, instances) = list;
-        let rentals = self.all();
+        let rentals = self.saved();
         let is_owned = |instance: &Instance| {
             let owned_by = |one: &Rental| one.provider == provider && owns(one, instance);
             rentals.iter().any(|one| !one.state.is_over() && owned_by(one))

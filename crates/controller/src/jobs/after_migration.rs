@@ -113,6 +113,8 @@ impl Run {
                 disks.map(|disk| disk.volume.clone()).collect()
             }
         };
+        self.migration_has_sent(&moved.migration);
+        let record = &mut self.record.value;
         record.left = Some(moved.migration.from.clone());
         if record.leaving.is_some() {
             record.leaving = Some(to.clone());

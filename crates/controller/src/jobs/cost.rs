@@ -9,13 +9,15 @@
 use perigee_model::budget::{JobCost, MoneyRange};
 use perigee_model::job::{Migration, MigrationState};
 use perigee_model::money::{Money, Price};
+use perigee_model::volume::IoStats;
 use perigee_model::{HostId, Problem, ProblemKind, TenantName};
 
 use super::driver::Run;
 use super::gang::GangRun;
 use crate::cluster::Cluster;
 use crate::cluster::price_list::PricesNow;
-use crate::ledger;
+use crate::ledger::{self, left_site};
+use crate::meter::{self, DiskTotals};
 use crate::records::{JobRecord, MigrationRecord, PlacedDisk, migration_prefix, owner_of, vm_of};
 
 /// Whom the ledger knows this run of the job as: each run has an entry. An id may be given out again after a restore.
@@ -65,10 +67,11 @@ pub(super) async fn reserve(
 }
 
 impl Run {
-    /// Settles what this run has cost, and adds that to what the job has cost. The caller stores the record with the end of the run: until
+    /// Settles what this run has cost, and adds that to what the job has cost. A VM without a job has no price. The caller stores the record with the end of the run: until
     /// then all of this may be repeated.
     pub(super) async fn settle(&mut self) -> Result<(), Problem> {
         let record = &self.record.value;
+        note_left_sites(&self.cluster, record).await?;
         if !record.kind.is_a_job() {
             return Ok(());
         }
@@ -76,6 +79,56 @@ impl Run {
         self.record.value.job.cost = settle(&self.cluster, record, spent).await?;
         Ok(())
     }
+
+    /// Adds what the VM's disks have sent since `before`, their totals then, to what has left the sites of rented hosts.
+    pub(super) fn disks_have_sent(&mut self, here: &HostId, before: &[DiskTotals]) {
+        let record = &self.record.value;
+        let Some(placement) = &record.placement else { return };
+        let mut left = Vec::new();
+        for (number, (disk, now)) in
+            placement.disks.iter().zip(&record.meter.totals.disks).enumerate()
+        {
+            let before = before.get(number).map(|totals| totals.client).unwrap_or_default();
+            for (from, to, bytes) in sent(disk, here, &meter::minus(now.client, before)) {
+                if bytes > 0 && left_site::leaves(&self.cluster, from, to) {
+                    left.push((from.clone(), bytes));
+                }
+            }
+        }
+        self.add_left_sites(left);
+    }
+
+    /// Adds what a migration has sent.
+    pub(super) fn migration_has_sent(&mut self, moved: &Migration) {
+        if left_site::leaves(&self.cluster, &moved.from, &moved.to) {
+            self.add_left_sites(vec![(moved.from.clone(), moved.bytes)]);
+        }
+    }
+
+    fn add_left_sites(&mut self, left: Vec<(HostId, u64)>) {
+        let record = &mut self.record.value;
+        for (from, bytes) in left {
+            record.meter.left_site(from, bytes);
+        }
+        if !record.meter.left_sites.is_empty() {
+            left_site::so_far(&self.cluster, &owner(record), &record.meter.left_sites);
+        }
+    }
+}
+
+/// Says what has left the sites of rented hosts because of a run, as it was last saved.
+pub(super) fn say_left_sites(cluster: &Cluster, record: &JobRecord) {
+    if !record.job.state.is_final() {
+        left_site::so_far(cluster, &owner(record), &record.meter.left_sites);
+    }
+}
+
+/// Notes what has left the sites of rented hosts because of a run that is over.
+///
+/// # Errors
+/// If the store fails.
+pub(super) async fn note_left_sites(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
+    left_site::over(cluster, &owner(record), &record.meter.left_sites).await
 }
 
 impl GangRun {
@@ -84,6 +137,7 @@ impl GangRun {
     pub(super) async fn settle(&self, members: &[&JobRecord]) -> Result<Option<JobCost>, Problem> {
         let mut sum = Some(Money::ZERO);
         for member in members {
+            note_left_sites(&self.cluster, member).await?;
             let spent = of_run(&self.cluster, member).await?;
             sum = sum.zip(spent).map(|(sum, spent)| sum.plus(spent));
         }
@@ -201,14 +255,11 @@ impl Bill<'_> {
         self.add(bytes.and_then(|bytes| price.disk(bytes, ms.div_ceil(1000))));
     }
 
-    /// What went over the network for a disk: reads leave the site of its home, and writes that of its VM.
-    fn traffic(&mut self, disk: &PlacedDisk, at: &HostId, io: &perigee_model::volume::IoStats) {
-        let all = io.read_bytes.saturating_add(io.write_bytes);
-        let written = u128::from(io.network_bytes) * u128::from(io.write_bytes);
-        let written = written.checked_div(u128::from(all)).unwrap_or(0);
-        let written = u64::try_from(written).unwrap_or(u64::MAX);
-        self.egress(&disk.home, at, io.network_bytes.saturating_sub(written));
-        self.egress(at, &disk.home, written);
+    /// What went over the network for a disk.
+    fn traffic(&mut self, disk: &PlacedDisk, at: &HostId, io: &IoStats) {
+        for (from, to, bytes) in sent(disk, at, io) {
+            self.egress(from, to, bytes);
+        }
     }
 
     /// A volume of so many bytes that has come to the VM.
@@ -237,4 +288,17 @@ impl Bill<'_> {
             self.add(reached.and_then(|_| price.egress(bytes)));
         }
     }
+}
+
+/// What went over the network for a disk, from where to where: reads leave the site of its home, and writes that of its VM.
+fn sent<'a>(
+    disk: &'a PlacedDisk,
+    at: &'a HostId,
+    io: &IoStats,
+) -> [(&'a HostId, &'a HostId, u64); 2] {
+    let all = io.read_bytes.saturating_add(io.write_bytes);
+    let written = u128::from(io.network_bytes) * u128::from(io.write_bytes);
+    let written = written.checked_div(u128::from(all)).unwrap_or(0);
+    let written = u64::try_from(written).unwrap_or(u64::MAX);
+    [(&disk.home, at, io.network_bytes.saturating_sub(written)), (at, &disk.home, written)]
 }

@@ -14,6 +14,7 @@ use perigee_model::{JobId, Problem, ProblemKind, VmId};
 use tokio::sync::Notify;
 
 use super::cancel::STOPPED;
+use super::cost;
 use super::decide_move::RefusedChange;
 use super::finish::NoRoom;
 use super::follow::FailedStarts;
@@ -187,6 +188,7 @@ impl Drives for Run {
         let Some(record) = cluster.own_job(id).await? else {
             return Ok(None);
         };
+        cost::say_left_sites(cluster, &record.value);
         Ok(Some(Self {
             cluster: Arc::clone(cluster),
             id: id.clone(),

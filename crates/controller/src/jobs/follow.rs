@@ -599,8 +599,10 @@ impl Run {
             disks.push(Reading { client, home, far: disk.home != here });
         }
         let meter = &mut self.record.value.meter;
+        let before = meter.totals.disks.clone();
         meter.read(report.vcpu_ms, &disks);
         meter.waited(report.load.longest_run_delay_ms);
+        self.disks_have_sent(&here, &before);
         if let Some(member) = self.record.value.kind.member_mut() {
             member.talk.read(&here, &report.sent);
         }

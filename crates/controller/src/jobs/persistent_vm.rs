@@ -298,6 +298,7 @@ impl Run {
             }
         }
         let last = moves.iter().map(|moved| moved.number).max();
+        self.settle().await?;
         let record = &mut self.record.value;
         record.settled = record.settled.max(last.unwrap_or_default());
         record.restarts += 1;

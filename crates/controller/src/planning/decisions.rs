@@ -1,12 +1,16 @@
 //! The planner's decisions about each job. They are kept with the job.
 
-use perigee_model::plan::{Basis, Decision, Plan, Score, Trigger};
+use perigee_model::budget::MoneyRange;
+use perigee_model::job::JobState;
+use perigee_model::money::Money;
+use perigee_model::plan::{Basis, Decision, Plan, Score, ScoreOf, Trigger};
+use perigee_model::rental::Rental;
 use perigee_model::{JobId, Problem};
 
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::history_cache::{History, RUNS};
-use crate::records::in_order;
+use crate::records::{JobRecord, in_order};
 
 /// The prefix of the records of all decisions.
 const DECISIONS: &str = "decisions/";
@@ -80,15 +84,39 @@ pub fn asked_plan(figures: Vec<String>) -> Plan {
     Plan { basis: Basis::Running, options: Vec::new(), figures, moves: true }
 }
 
-/// Compares the predictions for all stored jobs whose full names are wanted with their measured times, and equal runs with
-/// each other.
-pub async fn score(cluster: &Cluster, is_wanted: impl Fn(&str) -> bool) -> Result<Score, Problem> {
+/// Compares the predictions for all stored jobs whose full names are wanted with their measured times and with what was spent, and equal runs
+/// with each other; for admins also the predictions for rented hosts with what those have cost.
+pub async fn score(
+    cluster: &Cluster,
+    is_wanted: impl Fn(&str) -> bool,
+    is_admin: bool,
+) -> Result<Score, Problem> {
     let mut decisions: Vec<Decision> = cluster.records.list(DECISIONS).await?;
     decisions.retain(|decision| is_wanted(decision.job.as_str()));
     let mut histories: Vec<History> = cluster.records.list(RUNS).await?;
     histories.retain(|history| history.runs.iter().all(|run| is_wanted(&run.traits.name)));
     let noise = perigee_planner::noise(histories.iter().map(|history| history.runs.as_slice()));
-    Ok(Score { noise, ..Score::of(&decisions) })
+    let jobs = cluster.jobs().await?;
+    let jobs = jobs.iter().filter(|record| is_wanted(record.job.id.as_str()));
+    let money = ScoreOf::of_money(jobs.filter_map(cost_of_job));
+    let rentals = cluster.rentals.all().into_iter().filter(|_| is_admin);
+    let rentals = ScoreOf::of_money(rentals.filter_map(|rental| cost_of_rental(&rental)));
+    Ok(Score { noise, money, rentals, ..Score::of(&decisions) })
+}
+
+/// What a job was predicted to cost, and what was spent; `None` if one of them says nothing of the other one. Each run has a prediction of
+/// its own, and what was spent is for all runs.
+fn cost_of_job(record: &JobRecord) -> Option<(MoneyRange, Money)> {
+    let counts =
+        record.job.state == JobState::Succeeded && record.restarts == 0 && !record.kind.is_member();
+    let cost = record.job.cost.filter(|_| counts)?;
+    Some((cost.predicted, cost.spent?))
+}
+
+/// The same of a rented host.
+fn cost_of_rental(rental: &Rental) -> Option<(MoneyRange, Money)> {
+    let counts = rental.state.is_over() && !rental.is_spent_at_least();
+    Some((rental.predicted.filter(|_| counts)?, rental.spent?))
 }
 
 /// The recorded decisions about a job, the oldest first; none if there is no such job.

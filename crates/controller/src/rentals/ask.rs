@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use perigee_cloud::{CloudError, CloudErrorKind};
 use perigee_model::Problem;
-use perigee_model::rental::states::{RentalEvent, RentalState, Requested};
+use perigee_model::rental::states::{RentalEvent, Requested};
 use perigee_model::rental::{Instance, NewInstance, OfferRefused, Rental};
 
 use super::{cluster_id, money, user_data, within};
@@ -26,22 +26,19 @@ pub async fn ask(cluster: &Arc<Cluster>, record: &mut Owned<RentalRecord>) -> Re
     let new = new_instance(cluster, &mut record.value).await?;
     let id = record.value.view.id.clone();
     let before = record.value.view.requested;
-    {
-        let _turn = cluster.rentals.reserving.lock().await;
-        let (view, now_ms) = (&mut record.value.view, now_ms());
-        // RESERVED HERE, before the provider is asked.
-        if let Some(for_s) = money::reserve_for_s(cluster, view) {
-            let first_ms = view.since_ms(RentalState::Asked).unwrap_or(now_ms);
-            money::reserve(cluster, view, for_s, first_ms)?;
-        }
-        view.take(RentalEvent::Asks, now_ms, format!("reserved {}", view.reserved))?;
-        view.requested = Requested::Perhaps;
-        view.asks += 1;
-        view.asked_ms = Some(now_ms);
-        view.why = "the provider was asked".to_owned();
-        cluster.rentals.request_begins(&id);
-        record.save().await?;
+    let view = &mut record.value.view;
+    // RESERVED HERE, before the provider is asked.
+    if let Some(for_s) = money::reserve_for_s(cluster, view) {
+        money::reserve(cluster, view, for_s).await?;
     }
+    let (asked_ms, reserved) = (now_ms(), cluster.rentals.with_money(view.clone()).reserved);
+    view.take(RentalEvent::Asks, asked_ms, format!("reserved {reserved}"))?;
+    view.requested = Requested::Perhaps;
+    view.asks += 1;
+    view.asked_ms = Some(asked_ms);
+    view.why = "the provider was asked".to_owned();
+    cluster.rentals.request_begins(&id);
+    record.save().await?;
     let answer = within(cluster.timing.rentals.answer, provider.create(&new)).await;
     cluster.rentals.look_anew(&id);
     let view = &mut record.value.view;

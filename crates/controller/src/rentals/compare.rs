@@ -230,8 +230,11 @@ async fn found(
         asked_ms: None,
         refused: None,
         notice_ms: None,
+        joined_ms: None,
+        predicted: None,
         reserved: Money::ZERO,
         reserved_until_ms: None,
+        left_bytes: 0,
         spent: None,
     };
     Ok(RentalRecord { view, controller_url: None, secret: None })
@@ -242,9 +245,10 @@ async fn prune(cluster: &Cluster) -> Result<(), Problem> {
     for rental in cluster.rentals.all().into_iter().filter(|rental| rental.state.is_over()) {
         let ended_ms = rental.steps.last().map_or(0, |step| step.at_ms);
         let age_s = cluster.clock.age_ms(ended_ms) / 1000;
-        let kept_s =
-            if rental.spent == Some(Money::ZERO) { 86_400 } else { money::PERIOD_S + 86_400 };
+        let has_cost = money::spent(cluster, &rental) != Some(Money::ZERO);
+        let kept_s = if has_cost { money::PERIOD_S + 86_400 } else { 86_400 };
         if age_s > kept_s {
+            money::forget(cluster, &rental.id).await?;
             cluster.records.remove(&rental_intent_key(&rental.id)).await?;
             cluster.records.remove(&rental_key(&rental.id)).await?;
             cluster.rentals.forget(&rental.id);

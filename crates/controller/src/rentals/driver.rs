@@ -77,6 +77,9 @@ async fn observe(
     let view = &mut record.value.view;
     if !view.state.is_over() {
         view.notice_ms = view.notice_ms.or_else(|| notice_ms(cluster, view));
+        if view.joined_ms.is_none() && cluster.hosts.get(&view.host).is_ok() {
+            view.joined_ms = Some(now_ms());
+        }
         if view.ends_because.is_none() {
             view.ends_because = why_ends(cluster, view, intent);
         }
@@ -87,7 +90,14 @@ async fn observe(
     if *view != before {
         record.save().await?;
     }
-    if matches!(before.state, RentalState::Starting | RentalState::Joined | RentalState::Draining) {
+    let view = &record.value.view;
+    let may_cost = match view.state {
+        RentalState::Starting | RentalState::Joined | RentalState::Draining => true,
+        // No list shows its instance, and its host has joined.
+        RentalState::Asked => view.joined_ms.is_some(),
+        RentalState::Wanted | RentalState::Ending | RentalState::Gone => false,
+    };
+    if may_cost {
         reserve_more(cluster, record).await?;
     }
     Ok(())
@@ -104,20 +114,21 @@ fn notice_ms(cluster: &Cluster, rental: &Rental) -> Option<u64> {
 
 /// A rental whose money can't be reserved any longer is given back.
 async fn reserve_more(cluster: &Cluster, record: &mut Owned<RentalRecord>) -> Result<(), Problem> {
-    let Some(first_ms) = record.value.view.since_ms(RentalState::Asked) else { return Ok(()) };
-    if money::reserve_for_s(cluster, &record.value.view).is_none() {
+    let view = &record.value.view;
+    // What nobody has asked for was not reserved for either.
+    let is_asked = view.since_ms(RentalState::Asked).is_some();
+    let Some(for_s) = money::reserve_for_s(cluster, view).filter(|_| is_asked) else {
         return Ok(());
-    }
-    let _turn = cluster.rentals.reserving.lock().await;
-    let view = &mut record.value.view;
-    let Some(for_s) = money::reserve_for_s(cluster, view) else { return Ok(()) };
-    match money::reserve(cluster, view, for_s, first_ms) {
-        Ok(()) => record.save().await,
-        Err(_) if view.ends_because.is_some() => Ok(()),
-        Err(problem) => {
-            view.ends_because = Some(problem.why);
+    };
+    match money::reserve(cluster, view, for_s).await {
+        Err(problem) if !matches!(problem.kind, ProblemKind::Conflict | ProblemKind::Invalid) => {
+            Err(problem)
+        }
+        Err(problem) if view.ends_because.is_none() => {
+            record.value.view.ends_because = Some(problem.why);
             record.save().await
         }
+        _ => Ok(()),
     }
 }
 
@@ -219,9 +230,10 @@ async fn take(
         };
     }
     let why = why_of(event, view.ends_because.as_deref());
-    let spent = money::spent(cluster, view);
+    if next.is_over() {
+        money::settle(cluster, view).await?;
+    }
     view.take(event, now_ms(), why)?;
-    view.spent = spent.or(view.spent);
     view.why = view.ends_because.clone().unwrap_or_default();
     if next == RentalState::Joined {
         record.value.secret = None;

@@ -1,11 +1,18 @@
-//! What rented hosts may cost: the high end is reserved before the provider is asked, and again before the reserved time is over.
+//! What rented hosts may cost: the high end is reserved in the ledger before the provider is asked, more before that is used up, and what was
+//! spent is settled at the end.
+//!
+//! The ledger's entry comes before the record that follows from it, and asking for the same again changes nothing. So a controller that is killed
+//! between the two reserves nothing twice, and loses nothing: the driver asks again, and either has all that it needs or reserves the rest.
 
-use perigee_model::Problem;
+use perigee_model::budget::{MoneyRange, Spending};
 use perigee_model::money::Money;
 use perigee_model::rental::Rental;
 use perigee_model::rental::states::RentalState;
+use perigee_model::{Problem, RentalId};
 
 use crate::cluster::Cluster;
+use crate::cluster::rentals::owner;
+use crate::records::left_site_key;
 
 /// How long what was spent counts against the budget.
 pub const PERIOD_S: u64 = 30 * 86_400;
@@ -24,83 +31,132 @@ const MARGIN_S: u64 = 600;
 /// The ages do not go by the clock, which may be set.
 pub fn reserve_for_s(cluster: &Cluster, rental: &Rental) -> Option<u64> {
     let Some(first_ms) = rental.since_ms(RentalState::Asked) else {
-        let wanted_ms = rental.since_ms(RentalState::Wanted).unwrap_or(0);
-        let for_s = rental.until_ms.map(|until_ms| until_ms.saturating_sub(wanted_ms) / 1000);
-        return Some(for_s.unwrap_or(SLICE_S).saturating_add(TAIL_S));
+        let for_s = wanted_for_s(rental).unwrap_or(SLICE_S);
+        return Some(for_s.saturating_add(TAIL_S));
     };
-    let reserved_s = rental.reserved_until_ms.unwrap_or(first_ms).saturating_sub(first_ms) / 1000;
+    let rental = cluster.rentals.with_money(rental.clone());
     let age_s = cluster.clock.age_ms(first_ms) / 1000;
-    (age_s.saturating_add(MARGIN_S) > reserved_s)
-        .then(|| reserved_s.max(age_s).saturating_add(SLICE_S))
+    let soon = rental.cost_so_far(age_s.saturating_add(MARGIN_S));
+    let is_enough = soon.is_some_and(|soon| soon <= rental.reserved);
+    (!is_enough).then(|| age_s.saturating_add(SLICE_S))
 }
 
-/// Reserves the most that the rental costs in its first `for_s` seconds, in the rental itself: the caller has its turn
-/// (`cluster.rentals.reserving`), and saves the record before it gives the turn back.
+/// For how long somebody wants it; `None` if nobody has said so.
+fn wanted_for_s(rental: &Rental) -> Option<u64> {
+    let wanted_ms = rental.since_ms(RentalState::Wanted).unwrap_or(0);
+    rental.until_ms.map(|until_ms| until_ms.saturating_sub(wanted_ms) / 1000)
+}
+
+/// What a rental that is asked for now will cost, if somebody says for how long it is wanted: at its high end, what is reserved.
+pub fn predicted(rental: &Rental) -> Option<MoneyRange> {
+    let for_s = wanted_for_s(rental)?;
+    MoneyRange::of([for_s, for_s, for_s.saturating_add(TAIL_S)], |seconds| rental.cost(seconds))
+}
+
+/// Reserves the most that the rental costs in its first `for_s` seconds, with what has left its site already.
 ///
 /// # Errors
-/// `Conflict` if the budget of the cluster does not allow that; `Invalid` if the price is not known.
-pub fn reserve(
-    cluster: &Cluster,
-    rental: &mut Rental,
+/// `Conflict` if the budget of the cluster does not allow that; `Invalid` if the price is not known; if the store fails.
+pub async fn reserve(cluster: &Cluster, rental: &Rental, for_s: u64) -> Result<(), Problem> {
+    let (owner, ask) = (owner(&rental.id), Ask::of(cluster, rental, for_s)?);
+    let counts = |at_ms| counts(cluster, at_ms);
+    cluster.ledger.reserve_rented(&owner, ask.high, counts, |others| ask.allowed(others)).await
+}
+
+/// Whether [`reserve`] would do so now.
+///
+/// # Errors
+/// As there.
+pub fn check(cluster: &Cluster, rental: &Rental, for_s: u64) -> Result<(), Problem> {
+    let ask = Ask::of(cluster, rental, for_s)?;
+    ask.allowed(cluster.ledger.rented(&owner(&rental.id), |at_ms| counts(cluster, at_ms)))
+}
+
+/// Whether what ended then counts against the budget; Unix time.
+fn counts(cluster: &Cluster, at_ms: u64) -> bool {
+    cluster.clock.age_ms(at_ms) / 1000 <= PERIOD_S
+}
+
+/// What is to be reserved for a rental.
+struct Ask {
+    what: String,
     for_s: u64,
-    first_ms: u64,
-) -> Result<(), Problem> {
-    let what = format!("can't rent host {}", rental.host);
-    let high = rental.cost(for_s).ok_or_else(|| {
-        let kind = &rental.offer.kind;
-        Problem::invalid(
-            &what,
-            format!(
+    high: Money,
+    budget: Money,
+    /// What the others have cost beyond what is reserved for them, as one that something can't leave.
+    beyond: Money,
+}
+
+impl Ask {
+    fn of(cluster: &Cluster, rental: &Rental, for_s: u64) -> Result<Self, Problem> {
+        let what = format!("can't rent host {}", rental.host);
+        let rental = cluster.rentals.with_money(rental.clone());
+        let high = rental.cost_so_far(for_s).ok_or_else(|| {
+            let kind = &rental.offer.kind;
+            let why = format!(
                 "the price of {kind}, or of its disk, is not known, and is not taken for nothing"
-            ),
-        )
-        .next("name the price in the file of prices")
-    })?;
-    let budget = cluster.settings.renting.budget.ok_or_else(|| {
-        Problem::conflict(&what, "the cluster has no budget for rented hosts")
-            .next("start the controller with --rent-budget")
-    })?;
-    let others: Money = cluster
-        .rentals
-        .all()
-        .iter()
-        .filter(|other| other.id != rental.id)
-        .map(|other| counts(cluster, other))
-        .sum();
-    if others.plus(high) > budget {
+            );
+            Problem::invalid(&what, why).next("name the price in the file of prices")
+        })?;
+        let budget = cluster.settings.renting.budget.ok_or_else(|| {
+            Problem::conflict(&what, "the cluster has no budget for rented hosts")
+                .next("start the controller with --rent-budget")
+        })?;
+        let others = cluster.rentals.all().into_iter();
+        let others = others.filter(|other| other.id != rental.id && !other.state.is_over());
+        let beyond = others
+            .map(|other| spent(cluster, &other).unwrap_or_default().less(other.reserved))
+            .sum();
+        Ok(Self { what, for_s, high, budget, beyond })
+    }
+
+    fn allowed(&self, others: Spending) -> Result<(), Problem> {
+        let Self { what, for_s, high, budget, beyond } = self;
+        let others = others.taken().plus(*beyond);
+        if others.plus(*high) <= *budget {
+            return Ok(());
+        }
         let why = format!(
-            "{high} for {} s with {others} for other rented hosts of the last 30 days is over the budget of {budget}",
-            for_s
+            "{high} for {for_s} s with {others} for other rented hosts of the last 30 days is over the budget of {budget}"
         );
-        return Err(Problem::conflict(what, why)
-            .next("give a host back (perigee rent list), or raise --rent-budget"));
+        Err(Problem::conflict(what, why)
+            .next("give a host back (perigee rent list), or raise --rent-budget"))
     }
-    rental.reserved = high;
-    rental.reserved_until_ms = Some(first_ms.saturating_add(for_s.saturating_mul(1000)));
-    Ok(())
 }
 
-/// What a rental counts for against the budget.
-fn counts(cluster: &Cluster, rental: &Rental) -> Money {
-    if !rental.state.is_over() {
-        // One that something can't leave costs more than was reserved.
-        return rental.reserved.max(spent(cluster, rental).unwrap_or_default());
-    }
-    let spent = rental.spent.unwrap_or(rental.reserved);
-    let ended_ms = rental.steps.last().map_or(0, |step| step.at_ms);
-    if cluster.clock.age_ms(ended_ms) / 1000 > PERIOD_S { Money::ZERO } else { spent }
-}
-
-/// What a rental has cost until now: nothing if the provider never showed an instance, and no host of it joined. A rental that is over keeps
-/// what it had cost then.
+/// What a rental has cost until now, as far as that is known: nothing if the provider never showed an instance, and no host of it joined. A rental
+/// that is over has cost what was settled.
 pub fn spent(cluster: &Cluster, rental: &Rental) -> Option<Money> {
     if rental.state.is_over() {
-        return rental.spent;
+        let nothing = rental.cost(0).map(|_| Money::ZERO);
+        return rental.spent.or(nothing);
     }
-    if rental.instance.is_none() && cluster.hosts.get(&rental.host).is_err() {
-        // Its host may have been there, and was removed.
-        return Some(rental.spent.unwrap_or_default());
+    let is_joined = rental.joined_ms.is_some() || cluster.hosts.get(&rental.host).is_ok();
+    if rental.instance.is_none() && !is_joined {
+        return Some(Money::ZERO);
     }
     let first = rental.steps.iter().find(|step| step.state != RentalState::Wanted)?;
-    rental.cost(cluster.clock.age_ms(first.at_ms) / 1000)
+    rental.cost_so_far(cluster.clock.age_ms(first.at_ms) / 1000)
+}
+
+/// Settles what a rental has cost that is about to be over. Its record says so afterwards: until then this may be repeated.
+///
+/// # Errors
+/// If the store fails.
+pub async fn settle(cluster: &Cluster, rental: &Rental) -> Result<(), Problem> {
+    let owner = owner(&rental.id);
+    let rental = cluster.rentals.with_money(rental.clone());
+    match spent(cluster, &rental) {
+        Some(spent) if spent > Money::ZERO => cluster.ledger.settle_rented(&owner, spent).await,
+        _ => cluster.ledger.release(&owner).await,
+    }
+}
+
+/// Forgets one whose record is about to be removed.
+///
+/// # Errors
+/// If the store fails.
+pub async fn forget(cluster: &Cluster, id: &RentalId) -> Result<(), Problem> {
+    cluster.ledger.forget(&owner(id)).await?;
+    cluster.records.remove(&left_site_key(id)).await
 }

@@ -1,5 +1,6 @@
 //! What people ask for: offers, a host, its end, and what became of it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
@@ -64,7 +65,13 @@ pub async fn rent(cluster: &Arc<Cluster>, ask: RentHost, by: String) -> Result<R
             .next("rentals that are over count too, for 31 days if they have cost something")
     })?;
     let provider = Arc::clone(cluster.settings.renting.provider(&ask.provider)?);
-    let offer = offer(cluster, &provider, &ask).await?;
+    let site = match ask.site.clone() {
+        Some(site) => site,
+        None => SiteId::new(provider.name()).map_err(|e| {
+            Problem::invalid(&what, e).next("name the site of the host: --site SITE")
+        })?,
+    };
+    let offer = offer(cluster, &provider, &ask, &site).await?;
     let id = match ask.id {
         Some(id) => id,
         None => new_id()?,
@@ -74,14 +81,8 @@ pub async fn rent(cluster: &Arc<Cluster>, ask: RentHost, by: String) -> Result<R
         return Err(Problem::conflict(what, format!("there is a host {host} already"))
             .next("ask with another id"));
     }
-    let site = match ask.site {
-        Some(site) => site,
-        None => SiteId::new(provider.name()).map_err(|e| {
-            Problem::invalid(&what, e).next("name the site of the host: --site SITE")
-        })?,
-    };
     let now_ms = now_ms();
-    let view = Rental {
+    let mut view = Rental {
         id: id.clone(),
         provider: provider.name().to_owned(),
         offer,
@@ -102,14 +103,17 @@ pub async fn rent(cluster: &Arc<Cluster>, ask: RentHost, by: String) -> Result<R
         asked_ms: None,
         refused: None,
         notice_ms: None,
+        joined_ms: None,
+        predicted: None,
         reserved: Money::ZERO,
         reserved_until_ms: None,
+        left_bytes: 0,
         spent: None,
     };
+    view.predicted = money::predicted(&view);
     // What can't be paid is refused at once; the driver reserves.
-    let mut tried = view.clone();
-    let for_s = money::reserve_for_s(cluster, &tried).unwrap_or_default();
-    money::reserve(cluster, &mut tried, for_s, now_ms)?;
+    let for_s = money::reserve_for_s(cluster, &view).unwrap_or_default();
+    money::check(cluster, &view, for_s)?;
     let controller_url = controller_url(cluster, ask.controller_url, &what)?;
     let record = RentalRecord { view, controller_url: Some(controller_url), secret: None };
     if cluster.records.create(&rental_key(&id), &record).await? {
@@ -137,11 +141,13 @@ fn controller_url(cluster: &Cluster, asked: Option<String>, what: &str) -> Resul
     Ok(url)
 }
 
-/// The offer that is meant: without a zone the cheapest one of those where the provider has refused nothing lately.
+/// The offer that is meant. Without a zone: one where the provider has refused nothing lately; of those the one in the zone of the site's other
+/// rented hosts, for what goes between zones is slower and may cost money; else the cheapest one.
 async fn offer(
     cluster: &Cluster,
     provider: &Arc<dyn Provider>,
     ask: &RentHost,
+    site: &SiteId,
 ) -> Result<Offer, Problem> {
     let (name, kind) = (provider.name(), &ask.kind);
     let what = format!("can't rent a {kind} of {name}");
@@ -174,15 +180,27 @@ async fn offer(
     if ask.zone.is_none() {
         meant.retain(|offer| !is_refused(offer));
     }
+    let of_site = zone_of_site(cluster, name, site);
     // A price that is not known is last.
     meant.sort_by_key(|offer| {
-        offer.price.per_hour_micros.map_or(u64::MAX, std::num::NonZeroU64::get)
+        let is_elsewhere = of_site.as_ref().is_some_and(|zone| *zone != offer.zone);
+        let price = offer.price.per_hour_micros.map_or(u64::MAX, std::num::NonZeroU64::get);
+        (is_elsewhere, price)
     });
     meant.into_iter().next().ok_or_else(|| {
         let why = "the provider has refused it in each zone lately";
         Problem::conflict(&what, why)
             .next("`perigee rent offers` says why; another kind, or --zone to try one all the same")
     })
+}
+
+/// The zone of the provider's hosts at a site; `None` if there are none, or if they are in several zones.
+fn zone_of_site(cluster: &Cluster, provider: &str, site: &SiteId) -> Option<String> {
+    let all = cluster.rentals.all().into_iter();
+    let of_site =
+        all.filter(|one| one.provider == provider && one.site == *site && !one.state.is_over());
+    let zones: BTreeSet<String> = of_site.map(|one| one.offer.zone).collect();
+    zones.first().filter(|_| zones.len() == 1).cloned()
 }
 
 /// An id of a rental, which is also its host's name.

@@ -51,7 +51,7 @@ async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
     assert_eq!(decisions[0].measured_s, job.measured_s);
     let parts = decisions[0].measured.expect("where its time went");
     assert!((parts.total_s - job.measured_s.expect("a time")).abs() < 0.01, "{parts:?}");
-    assert_eq!(planning::score(&lab.cluster, |_| true).await.expect("a score").all.jobs, 1);
+    assert_eq!(planning::score(&lab.cluster, |_| true, true).await.expect("a score").all.jobs, 1);
     let again = planning::plan(&lab.cluster, &spec(Access::Clone)).await.expect("a plan");
     assert_eq!(again.basis, perigee_model::plan::Basis::History);
     jobs::delete(&lab.cluster, &id, false).await.expect("delete");
@@ -154,7 +154,7 @@ async fn a_job_beside_its_data_is_traced_until_its_round_trips_are_known() {
         assert_eq!(known, [vec![true], vec![true, false]][run]);
         assert!(prepared.history[0].replayed.is_some_and(|replayed| replayed.round_trips > 10.0));
     }
-    let noise = planning::score(&lab.cluster, |_| true).await.expect("a score").noise;
+    let noise = planning::score(&lab.cluster, |_| true, true).await.expect("a score").noise;
     assert_eq!(noise.expect("the same job has run twice").runs, 2);
 }
 

@@ -114,8 +114,11 @@ pub fn rental(name: &str) -> Rental {
         asked_ms: None,
         refused: None,
         notice_ms: None,
+        joined_ms: None,
+        predicted: None,
         reserved: Money::ZERO,
         reserved_until_ms: None,
+        left_bytes: 0,
         spent: None,
     }
 }

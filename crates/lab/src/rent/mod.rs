@@ -28,7 +28,7 @@ mod verbs;
 
 pub use machine::machine;
 pub use offers::{INSTANCES_MAX, Kind, Rent, read_rent};
-pub use verbs::{Failure, FailureKind, Verb, answer};
+pub use verbs::{Failure, Verb, answer};
 
 use perigee_model::SiteId;
 

@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use perigee_model::Problem;
-use perigee_model::rental::{InstanceState, NewInstance, Notice};
+use perigee_model::rental::{CloudErrorKind, InstanceState, NewInstance, Notice};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -33,46 +33,28 @@ pub enum Verb {
     Notices,
 }
 
-/// What follows from a failure, in the words of every provider's program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FailureKind {
-    /// None of this kind is free.
-    NoCapacity,
-    /// No more instances at once.
-    Quota,
-    /// The account may not do that.
-    NotAllowed,
-    /// Too many requests.
-    Throttled,
-    /// It makes no sense, now and later.
-    Refused,
-    /// It may have been done.
-    Unclear,
-}
-
 /// Why a verb was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Failure {
     /// What follows.
-    pub kind: FailureKind,
+    pub kind: CloudErrorKind,
     /// Why, for people.
     pub message: String,
 }
 
 impl Failure {
-    fn new(kind: FailureKind, message: impl Into<String>) -> Self {
+    fn new(kind: CloudErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
 
     fn refused(message: impl Into<String>) -> Self {
-        Self::new(FailureKind::Refused, message)
+        Self::new(CloudErrorKind::Refused, message)
     }
 }
 
 impl From<Problem> for Failure {
     fn from(problem: Problem) -> Self {
-        Self::new(FailureKind::Unclear, problem.to_string())
+        Self::new(CloudErrorKind::Unclear, problem.to_string())
     }
 }
 
@@ -161,7 +143,7 @@ async fn create(lab: &Lab, records: &Records, new: &NewInstance) -> Result<Recor
     let free = lab.definition.rented_addresses().find(|(number, _)| !taken.contains(number));
     let Some((number, address)) = free else {
         let message = format!("a lab has room for {INSTANCES_MAX} instances at once");
-        return Err(Failure::new(FailureKind::Quota, message));
+        return Err(Failure::new(CloudErrorKind::Quota, message));
     };
     let record = Record::new(new, (number, address.to_string()), now_unix_ms());
     records.put(&record)?;
@@ -191,12 +173,12 @@ fn check(lab: &Lab, records: &Records, new: &NewInstance, all: &[Record]) -> Res
     }
     if rent.no_capacity.contains(&new.kind) {
         let message = format!("no {} is free in {}", new.kind, new.zone);
-        return Err(Failure::new(FailureKind::NoCapacity, message));
+        return Err(Failure::new(CloudErrorKind::NoCapacity, message));
     }
     let there = all.iter().filter(|record| record.is_there()).count();
     if there >= rent.quota {
         let message = format!("{there} instances are there, and the quota is {}", rent.quota);
-        return Err(Failure::new(FailureKind::Quota, message));
+        return Err(Failure::new(CloudErrorKind::Quota, message));
     }
     Ok(())
 }
@@ -204,12 +186,12 @@ fn check(lab: &Lab, records: &Records, new: &NewInstance, all: &[Record]) -> Res
 fn told_to_refuse(text: &str) -> Failure {
     let (word, why) = text.trim().split_once(char::is_whitespace).unwrap_or((text.trim(), ""));
     let kind = match word {
-        "no-capacity" => FailureKind::NoCapacity,
-        "quota" => FailureKind::Quota,
-        "not-allowed" => FailureKind::NotAllowed,
-        "throttled" => FailureKind::Throttled,
-        "refused" => FailureKind::Refused,
-        _ => FailureKind::Unclear,
+        "no-capacity" => CloudErrorKind::NoCapacity,
+        "quota" => CloudErrorKind::Quota,
+        "not-allowed" => CloudErrorKind::NotAllowed,
+        "throttled" => CloudErrorKind::Throttled,
+        "refused" => CloudErrorKind::Refused,
+        _ => CloudErrorKind::Unclear,
     };
     Failure::new(kind, if why.is_empty() { "the lab was told to refuse" } else { why })
 }

@@ -51,7 +51,7 @@ pub enum Verb {
         #[arg(long)]
         id: Option<RentalId>,
     },
-    /// List rented hosts, with what is reserved for them and what they have cost
+    /// List rented hosts, with what was predicted and is reserved for them, and what they have cost
     #[command(visible_alias = "ls")]
     List {
         /// Also those that were given back in the last month
@@ -100,8 +100,9 @@ const RENTALS: &[Column<Rental>] = &[
     ("zone", |r| r.offer.zone.clone()),
     ("site", |r| r.site.to_string()),
     ("state", |r| r.state.to_string()),
+    ("predicted", |r| r.predicted.map_or_else(|| "-".to_owned(), |money| money.to_string())),
     ("reserved", |r| r.reserved.to_string()),
-    ("spent", |r| money(r.spent)),
+    ("spent", Rental::spent_in_words),
     ("why", |r| r.why.clone()),
 ];
 
@@ -113,12 +114,23 @@ const DETAILS: &[Column<Rental>] = &[
     ("instance", |r| output::or_dash(r.instance.as_ref())),
     ("address", |r| output::or_dash(r.address.as_ref())),
     ("an hour", |r| money(r.offer.price.machine(3600))),
+    ("left its site", left),
+    ("reserved until", |r| r.reserved_until_ms.map_or_else(|| "-".to_owned(), output::time)),
     ("given back at", |r| r.until_ms.map_or_else(|| "-".to_owned(), output::time)),
     ("taken back at", |r| r.notice_ms.map_or_else(|| "-".to_owned(), output::time)),
     ("ends because", |r| output::or_dash(r.ends_because.as_ref())),
     ("requests", |r| r.asks.to_string()),
     ("steps", |r| r.steps.iter().map(step).collect::<Vec<_>>().join("\n")),
 ];
+
+/// What has left its site, and what that costs.
+fn left(rental: &Rental) -> String {
+    let bytes = output::bytes(rental.left_bytes);
+    match rental.egress() {
+        Some(egress) => format!("{bytes}, {egress}"),
+        None => format!("{bytes}; the offer has no price for that"),
+    }
+}
 
 fn step(step: &RentalStep) -> String {
     let why = if step.why.is_empty() { String::new() } else { format!(": {}", step.why) };

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 const SETTLED_KEPT: usize = 10_000;
 /// For so many months the sums of each tenant are known.
 const MONTHS_KEPT: usize = 120;
+/// The owners that are rented hosts begin with this. Their budget is that of the last days, so their entries are known one by one until
+/// somebody forgets them.
+const RENTED: &str = "rental/";
 
 /// A line of the ledger. No line is ever changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,12 +32,14 @@ pub struct Line {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
-    /// This much more is reserved. `None`: it is no tenant's.
+    /// This much more is reserved. `None`: it is no tenant's. If it was settled, it is not over after all, and what was spent is reserved too.
     Reserved { tenant: Option<TenantName>, micros: Money },
-    /// It is over, and this much was spent.
+    /// It is over, and this much was spent. If it was settled before, this counts instead.
     Settled { micros: Money },
     /// It has not begun, and nothing is reserved any more. It may be reserved again.
     Released,
+    /// It was settled long ago, and is known by its sums only.
+    Forgotten,
 }
 
 /// What was reserved for an owner, and what was spent.
@@ -79,15 +84,18 @@ impl Book {
         self.last = line.number;
         match &line.what {
             What::Reserved { tenant, micros } => {
+                let before = self.take_settled(&line.owner).and_then(|entry| entry.spent);
+                let micros = micros.plus(before.unwrap_or_default());
                 let sum = self.reserved.entry(key(tenant.as_ref())).or_default();
-                *sum = sum.plus(*micros);
+                *sum = sum.plus(micros);
                 let new =
                     Entry { tenant: tenant.clone(), reserved: Money::ZERO, spent: None, at_ms: 0 };
                 let entry = self.open.entry(line.owner.clone()).or_insert(new);
-                (entry.reserved, entry.at_ms) = (entry.reserved.plus(*micros), line.at_ms);
+                (entry.reserved, entry.at_ms) = (entry.reserved.plus(micros), line.at_ms);
             }
             What::Settled { micros } => {
-                let Some(entry) = self.close(&line.owner) else { return };
+                let entry = self.close(&line.owner).or_else(|| self.take_settled(&line.owner));
+                let Some(entry) = entry else { return };
                 let months = self.spent.entry(month_of(line.at_ms)).or_default();
                 let sum = months.entry(key(entry.tenant.as_ref())).or_default();
                 *sum = sum.plus(*micros);
@@ -95,7 +103,18 @@ impl Book {
                 self.settled.insert(line.owner.clone(), entry);
             }
             What::Released => drop(self.close(&line.owner)),
+            What::Forgotten => drop(self.settled.remove(&line.owner)),
         }
+    }
+
+    /// Takes back that an owner was settled.
+    fn take_settled(&mut self, owner: &str) -> Option<Entry> {
+        let entry = self.settled.remove(owner)?;
+        let month = self.spent.get_mut(&month_of(entry.at_ms));
+        if let Some(sum) = month.and_then(|month| month.get_mut(&key(entry.tenant.as_ref()))) {
+            *sum = sum.less(entry.spent.unwrap_or_default());
+        }
+        Some(entry)
     }
 
     fn close(&mut self, owner: &str) -> Option<Entry> {
@@ -108,10 +127,11 @@ impl Book {
 
     /// Forgets what is older than the limits say, but for its sums.
     pub fn shorten(&mut self) {
-        let excess = self.settled.len().saturating_sub(SETTLED_KEPT);
+        let others = self.settled.iter().filter(|(owner, _)| !owner.starts_with(RENTED));
+        let mut oldest: Vec<(u64, String)> =
+            others.map(|(owner, entry)| (entry.at_ms, owner.clone())).collect();
+        let excess = oldest.len().saturating_sub(SETTLED_KEPT);
         if excess > 0 {
-            let mut oldest: Vec<(u64, String)> =
-                self.settled.iter().map(|(owner, entry)| (entry.at_ms, owner.clone())).collect();
             oldest.sort();
             for (_, owner) in oldest.into_iter().take(excess) {
                 self.settled.remove(&owner);
@@ -125,6 +145,20 @@ impl Book {
     /// The entry of an owner, as far as it is known one by one.
     pub fn entry(&self, owner: &str) -> Option<&Entry> {
         self.open.get(owner).or_else(|| self.settled.get(owner))
+    }
+
+    /// What is reserved for rented hosts, and what those have cost of whose end `counts` says so (Unix time); without the one of `but`.
+    pub fn rented(&self, but: &str, counts: impl Fn(u64) -> bool) -> Spending {
+        let of = |entries: &BTreeMap<String, Entry>, amount: &dyn Fn(&Entry) -> Money| {
+            let all = entries.range(RENTED.to_owned()..);
+            let rented = all.take_while(|(owner, _)| owner.starts_with(RENTED));
+            rented.filter(|(owner, _)| *owner != but).map(|(_, entry)| amount(entry)).sum()
+        };
+        let spent = |entry: &Entry| entry.spent.filter(|_| counts(entry.at_ms)).unwrap_or_default();
+        Spending {
+            spent: of(&self.settled, &spent),
+            reserved: of(&self.open, &|entry| entry.reserved),
+        }
     }
 
     /// How many entries are not settled.
@@ -186,6 +220,39 @@ mod tests {
         book.add(&line(3, "a", reserved(7)));
         book.add(&line(4, "a", reserved(1)));
         assert_eq!(book.entry("a").map(|entry| entry.reserved), Some(Money::from_micros(8)));
+    }
+
+    #[test]
+    fn rented_hosts_are_known_one_by_one_until_they_are_forgotten() {
+        let mut book = Book::default();
+        let settled = |micros| What::Settled { micros: Money::from_micros(micros) };
+        let lines = [
+            ("rental/a", reserved(9)),
+            ("rental/a", settled(5)),
+            ("rental/b", reserved(7)),
+            ("rentals", reserved(100)),
+        ];
+        for (owner, what) in lines {
+            book.add(&line(book.last + 1, owner, what));
+        }
+        let sums = |book: &Book, but: &str, counts: bool| {
+            let sums = book.rented(but, |_| counts);
+            (sums.spent.micros, sums.reserved.micros)
+        };
+        assert_eq!(sums(&book, "", true), (5, 7));
+        assert_eq!(sums(&book, "", false), (0, 7), "its end was long ago");
+        assert_eq!(sums(&book, "rental/b", true), (5, 0));
+        book.shorten();
+        // Its provider still has it: what was spent is reserved, and counts once.
+        book.add(&line(book.last + 1, "rental/a", reserved(2)));
+        assert_eq!(sums(&book, "", true), (0, 14));
+        assert_eq!(book.spending(None, 0).spent, Money::ZERO);
+        book.add(&line(book.last + 1, "rental/a", settled(6)));
+        book.add(&line(book.last + 1, "rental/a", settled(8)));
+        assert_eq!(sums(&book, "", true), (8, 7));
+        assert_eq!(book.spending(None, 0).spent, Money::from_micros(8));
+        book.add(&line(book.last + 1, "rental/a", What::Forgotten));
+        assert_eq!((book.entry("rental/a"), sums(&book, "", true)), (None, (0, 7)));
     }
 
     #[test]

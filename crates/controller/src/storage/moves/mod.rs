@@ -24,6 +24,7 @@ use perigee_model::{HostId, Problem, ProblemKind, VolumeName};
 use crate::admissions;
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
+use crate::ledger::left_site;
 use crate::records::{Owned, VolumeMoveIntent, VolumeMoveRecord, volume_move_intent_key};
 
 use pace::Pace;
@@ -245,6 +246,12 @@ impl Run<'_> {
     }
 
     async fn taken(&mut self, missing_bytes: u64) -> Result<Step, Problem> {
+        let VolumeMove { volume, from, to, started_ms, .. } = self.view();
+        if missing_bytes > 0 && left_site::leaves(&self.cluster, from, to) {
+            // All that is missing comes from the old home, now or when somebody reads it.
+            let left = [(from.clone(), missing_bytes)].into();
+            left_site::over(&self.cluster, &format!("volume/{volume}/{started_ms}"), &left).await?;
+        }
         self.advance(VolumeMoveEvent::Taken)?;
         let view = &mut self.record.value.view;
         (view.taken_ms, view.missing_bytes) = (Some(now_ms()), Some(missing_bytes));
