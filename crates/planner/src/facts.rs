@@ -7,7 +7,7 @@ use perigee_model::job::Start;
 use perigee_model::load::VcpuUse;
 use perigee_model::money::{Money, Price};
 use perigee_model::phases::Phases;
-use perigee_model::plan::Way;
+use perigee_model::plan::{Estimate, Way};
 use perigee_model::vm::{Accelerator, LinkProbe};
 use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
@@ -305,6 +305,8 @@ pub struct MoneyFacts {
     pub disk_bytes: Option<u64>,
     /// The command is ended after so many seconds.
     pub timeout_s: Option<u64>,
+    /// The machine is paid for so long before the VM's start: from its request on, if it is rented for the job.
+    pub paid_before: Estimate,
 }
 
 impl MoneyFacts {

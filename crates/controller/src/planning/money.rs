@@ -3,6 +3,7 @@
 use perigee_model::budget::Spending;
 use perigee_model::job::{Job, JobSpec};
 use perigee_model::money::Money;
+use perigee_model::plan::Estimate;
 use perigee_model::{Problem, TenantName};
 use perigee_planner::MoneyFacts;
 
@@ -29,6 +30,7 @@ pub async fn facts(
         waiting_per_hour: spec.money.waiting_costs_per_hour,
         disk_bytes: disk_bytes(cluster, spec).await?,
         timeout_s: spec.timeout_s,
+        paid_before: Estimate::default(),
     })
 }
 
@@ -50,12 +52,14 @@ pub fn deadline_s(spec: &JobSpec, submitted_ms: u64) -> Option<f64> {
     Some(seconds(at_ms) - seconds(now_ms()))
 }
 
-/// The root and the output disk of one of its VMs. `None` if the image's size is not known, or if nothing costs anything.
+/// The root and the output disk of one of its VMs. `None` if the image's size is not known, or if nothing costs anything, nor can be rented.
 ///
 /// # Errors
 /// If the store fails.
 pub async fn disk_bytes(cluster: &Cluster, spec: &JobSpec) -> Result<Option<u64>, Problem> {
-    if cluster.prices.now().is_none() {
+    // A host may be rented until this is used.
+    let may_rent = !cluster.settings.renting.providers.is_empty();
+    if !may_rent && cluster.prices.now(&cluster.rentals).is_none() {
         return Ok(None);
     }
     let root_bytes = match spec.root_bytes {

@@ -224,14 +224,11 @@ async fn each_run_of_a_job_is_settled_and_its_budget_is_for_all_of_them() {
         begins(&lab, first, &id).await;
         unreachable(&lab, first).await;
         if budget == 10 {
-            let is_settled = |job: &Job| {
-                job.state == JobState::Queued && job.cost.is_some_and(|cost| cost.spent.is_some())
-            };
-            let waits = lab.wait_for_job(&id, "the first run's end", is_settled).await;
+            // The other host is free.
+            let says = "that are left of the job's budget: it has cost $6.";
+            let waits = lab.wait_for_job(&id, "its reason", |job| job.reason.contains(says)).await;
             let spent = waits.cost.and_then(|cost| cost.spent).expect("what was spent");
-            // The scheduler looks at the job some times, and the other host is free.
-            tokio::time::sleep(TIMING.monitor * 10).await;
-            assert_eq!(lab.job(&id).await.state, JobState::Queued);
+            assert_eq!(waits.state, JobState::Queued);
             assert_eq!(lab.spending(), Spending { spent, reserved: Money::ZERO });
             continue;
         }
@@ -253,7 +250,8 @@ async fn a_job_goes_on_whose_controller_was_killed_between_the_ledger_and_the_jo
     let mut lab = lab_with(LEAST).await;
     lab.set_budget(Some(dollars(1))).await;
     let id = lab.submit(starts_again()).await;
-    lab.wait_for_job(&id, "its reason", |job| job.reason.contains("is not possible")).await;
+    let says = "of the tenant's $1.00 for this month $0 are spent and $0 reserved";
+    lab.wait_for_job(&id, "its reason", |job| job.reason.contains(says)).await;
     let cut = lab.cluster.records.counts.cut_at(&format!("jobs/{id}"), 1);
     lab.set_budget(Some(dollars(10))).await;
     super::wait_for("the write", async || cut.is_reached().then_some(())).await;

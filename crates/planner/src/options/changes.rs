@@ -109,10 +109,12 @@ pub(super) fn best_copies(
     copies.into_iter().map(|(copied, ..)| copied).collect()
 }
 
-/// What is possible comes first, and then what ends first.
+/// What is possible comes first, then what only lacks money, which may come, and last what its file or its hosts rule out. Of these each what
+/// ends first.
 pub(super) fn by_time(a: &Candidate, b: &Candidate) -> Ordering {
+    let rank = |one: &Candidate| (one.impossible.is_some(), !one.over_budget);
     let totals = a.option.predicted.total_s.total_cmp(&b.option.predicted.total_s);
-    a.impossible.is_some().cmp(&b.impossible.is_some()).then(totals)
+    rank(a).cmp(&rank(b)).then(totals)
 }
 
 /// How much a run at the one place loses that it would not lose at the other, as [`crate::consider`] counts it.

@@ -129,7 +129,7 @@ fn keep_to_budget(candidate: &mut Candidate, snapshot: &Snapshot) {
         moves.then(|| "a job with a budget does not move to a host of another price".to_owned());
     let Some(why) = of_move.or_else(|| why_over(cost.total, money)) else { return };
     cost.is_best_trade = false;
-    candidate.impossible = Some(why);
+    (candidate.impossible, candidate.over_budget) = (Some(why), !moves);
 }
 
 fn why_over(total: Option<MoneyRange>, money: &MoneyFacts) -> Option<String> {
@@ -252,8 +252,10 @@ impl<'a> Bill<'a> {
     fn of(snapshot: &'a Snapshot, learned: &Learned, candidate: &Candidate) -> OptionCost {
         let mut bill = Self { snapshot, items: Vec::new(), leaving: Vec::new() };
         let option = &candidate.option;
-        let seconds =
-            paid_s(&option.total, candidate.boot.expected + candidate.boot.up, &snapshot.job.money);
+        let money = &snapshot.job.money;
+        let seconds = paid_s(&option.total, candidate.boot.expected + candidate.boot.up, money);
+        let before = three(&money.paid_before);
+        let seconds = [0, 1, 2].map(|end| seconds[end] + before[end]);
         match candidate.change {
             Some(change) if option.start != option.end => {
                 let total_s = option.total.expected_s;
@@ -397,7 +399,11 @@ fn exact(micros: Option<NonZeroU64>) -> String {
 /// The seconds that are paid for, at most until the command's timeout.
 fn paid_s(total: &Estimate, boot_most_s: f64, money: &MoneyFacts) -> Three {
     let most_s = money.timeout_s.map_or(f64::INFINITY, |s| boot_most_s + s as f64);
-    [total.expected_s, total.low_s, total.high_s].map(|s| s.clamp(0.0, most_s))
+    three(total).map(|s| s.clamp(0.0, most_s))
+}
+
+fn three(of: &Estimate) -> Three {
+    [of.expected_s, of.low_s, of.high_s]
 }
 
 fn around(bytes: f64, is_known: bool) -> Three {

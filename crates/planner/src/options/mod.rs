@@ -54,6 +54,8 @@ struct Candidate {
     option: PlanOption,
     /// Why it is not possible.
     impossible: Option<String>,
+    /// That is for want of money alone.
+    over_budget: bool,
     /// As in [`Stay`], of the host where it starts.
     replica_not_used: String,
     busy: String,
@@ -83,8 +85,19 @@ impl Candidate {
         let (place, boot, rtt_ms) = (start.place, start.boot, start.rtt_ms);
         let (replica_not_used, busy) = (start.replica_not_used.clone(), start.busy.clone());
         let migration = Spread::default();
-        let (impossible, change) = (None, None);
-        Self { option, impossible, replica_not_used, busy, rtt_ms, place, boot, migration, change }
+        let (impossible, over_budget, change) = (None, false, None);
+        Self {
+            option,
+            impossible,
+            over_budget,
+            replica_not_used,
+            busy,
+            rtt_ms,
+            place,
+            boot,
+            migration,
+            change,
+        }
     }
 
     /// How much longer it takes than another; the parts that both have cancel out.

@@ -200,7 +200,10 @@ fn why_none(plan: &Plan) -> String {
         || "the planner chose nothing".to_owned(),
         |option| {
             let (way, start) = (way_name(option.way), &option.start);
-            format!("{way} at {start}, which ends first, is {}", option.reason)
+            format!(
+                "{way} at {start}, which ends first of what its file allows, is {}",
+                option.reason
+            )
         },
     )
 }

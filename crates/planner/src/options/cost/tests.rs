@@ -214,6 +214,20 @@ fn if_nothing_fits_nothing_is_chosen() {
     assert_eq!((chosen(&plan), plan.moves), (None, false));
 }
 
+/// A job that waited for its budget said that its file forbids the host where it would end first.
+#[test]
+fn a_host_that_the_file_rules_out_does_not_hide_that_the_others_are_over_the_budget() {
+    let mut snapshot = snapshot();
+    snapshot.job.start = perigee_model::job::Start::Site("home".parse().expect("a name"));
+    snapshot.cluster.hosts.iter_mut().for_each(|host| host.price = Some(price(3_600_000)));
+    snapshot.job.money.budget = dollars("$0.01");
+    let plan = plan(&snapshot).expect("a plan");
+    let (first, beside) = (&plan.options[0], at(&plan, Way::Beside, "cloud1"));
+    assert!(first.reason.starts_with("not possible: over the job's budget of $0.01"), "{first:?}");
+    assert!(beside.reason.contains("its file lets the job start only at site home"), "{beside:?}");
+    assert!(beside.total.expected_s < first.total.expected_s, "{plan:?}");
+}
+
 #[test]
 fn a_timeout_bounds_what_is_paid() {
     let plan = planned(|money| money.timeout_s = Some(10));
