@@ -8,12 +8,14 @@ pub mod links;
 mod money;
 mod prices;
 pub mod shared_links;
+mod waits;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use perigee_model::balance::PlacePolicy;
 use perigee_model::job::{Access, HostState, JobSpec, Migration};
+use perigee_model::job_plan::HostWait;
 use perigee_model::phases::PredictedPhases;
 use perigee_model::plan::Plan;
 use perigee_model::replica::Replica;
@@ -121,26 +123,39 @@ pub async fn prepare_record(cluster: &Cluster, record: &JobRecord) -> Result<Pre
 /// What a VM without a job is expected to read of its root disk. Only the order of the hosts depends on it.
 const ROOT_BYTES_READ: u64 = 256 << 20;
 
+/// A plan of a job that is not submitted yet, and what it was made from.
+pub struct Planned {
+    /// The cluster and the job. Hosts without room for the job are as they will be when they have room.
+    pub snapshot: Snapshot,
+    /// When hosts have room that have none now.
+    pub waits: Vec<HostWait>,
+    /// The ways at the hosts that are there, or why there is none.
+    pub plan: Result<Plan, Problem>,
+}
+
 /// Plans a job that has not started. Links that the plan needs are measured first.
 ///
 /// # Errors
-/// `NotFound` for an unknown volume, `Unavailable` when nothing can take the job now.
-pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Plan, Problem> {
+/// `NotFound` for an unknown volume.
+pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Planned, Problem> {
     let Prepared { mut job, history, others } = prepare(cluster, spec).await?;
     job.money.month = money::month(cluster, &spec.name);
     let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
     let not_measured = links::ensure(cluster, &homes).await;
+    let waits = waits::waits(cluster, spec).await?;
     let mut facts = facts(cluster);
+    waits::make_room(&mut facts, &waits::without_room(cluster, spec), spec);
     if let Ok(id) = JobId::new(&spec.name) {
         let groups = Groups::of(&spec.name, &spec.rules);
         let bounds = cluster.index.grouped().bounds(&id, &groups, |host| cluster.hosts.binds(host));
         facts.hosts.iter_mut().for_each(|host| host.takes_jobs &= bounds.allow(&host.id));
     }
     let snapshot = Snapshot { cluster: facts, job, history, others };
-    perigee_planner::plan(&snapshot).map_err(|refused| match (refused, not_measured) {
+    let plan = perigee_planner::plan(&snapshot).map_err(|refused| match (refused, not_measured) {
         (Refused::LinkNotMeasured { .. }, Some(problem)) => problem,
         (refused, _) => refused.into(),
-    })
+    });
+    Ok(Planned { snapshot, waits, plan })
 }
 
 /// A volume whose move was called off by trouble may move again after this.
@@ -313,7 +328,7 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
     let used = cluster.index.used();
     let up = cluster.hosts.up().into_iter();
     let mut hosts: Vec<_> = up.filter_map(|host| facts_of(cluster, &host, &used, vm)).collect();
-    if let Some(mut prices) = cluster.prices.now() {
+    if let Some(mut prices) = cluster.prices.now(&cluster.rentals) {
         hosts.iter_mut().for_each(|host| host.price = prices.of(&host.id, &host.site));
     }
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());

@@ -6,6 +6,7 @@
 //! | `join_tokens/HOST`, `enrolled/HOST`, `revoked/IDENTITY` | those of [`crate::hosts::enrol`] | enrolment |
 //! | `tenants/TENANT`, `users/TENANT/USER`, `tokens/ID` | those of [`crate::accounts`] | the API |
 //! | `links/FROM/TO`, `local_blocks/HOST` | [`perigee_model::job::Link`], `BlockProbe` | probes |
+//! | `links_of_sites/FROM/TO` | what a host that was removed has measured between two sites | the removal of a host |
 //! | `images/IMAGE` | [`ImageRecord`] | whoever makes or deletes the image |
 //! | `uploads/HOST/SOURCE` | [`UploadRecord`] | uploads and imports |
 //! | `volumes/VOLUME` | [`VolumeRecord`] | the catalog |

@@ -64,6 +64,7 @@ pub mod ids;
 pub mod inputs;
 pub mod job;
 pub mod job_file;
+pub mod job_plan;
 pub mod labels;
 pub mod lease;
 pub mod leave_site;

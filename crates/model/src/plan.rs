@@ -74,6 +74,16 @@ impl Estimate {
         interval_score(self.low_s, self.high_s, seconds)
     }
 
+    /// This time and then another one. Both may be as late as they can.
+    #[must_use]
+    pub fn and_then(self, other: Self) -> Self {
+        Self {
+            expected_s: self.expected_s + other.expected_s,
+            low_s: self.low_s + other.low_s,
+            high_s: self.high_s + other.high_s,
+        }
+    }
+
     /// What is left of this time when `seconds` have passed. Once all that was expected has passed, only the rest of
     /// the range is known, and its middle is expected.
     pub fn after(&self, seconds: f64) -> Self {
@@ -318,6 +328,14 @@ pub struct Plan {
     pub figures: Vec<String>,
     /// Whether the chosen option moves a running VM or places it away from where it would start.
     pub moves: bool,
+}
+
+impl PlanOption {
+    /// Whether the job could run so.
+    pub fn is_possible(&self) -> bool {
+        // What is not possible takes no longer than the chosen one.
+        self.chosen || self.longer.is_some()
+    }
 }
 
 impl Plan {

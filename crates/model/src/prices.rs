@@ -16,8 +16,8 @@
 //!     max-age: 7d
 //! ```
 //!
-//! Hosts that no entry names, neither by themselves nor by their site, are the users' own and cost nothing. Where there is an entry, a
-//! price that is 0, missing or too old is not known, and what is not known is never free.
+//! Hosts that no entry names, neither by themselves nor by their site, are the users' own and cost nothing, but for rented ones, which cost
+//! what their provider has said. Where there is a price that is 0, missing or too old, it is not known, and what is not known is never free.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -43,6 +43,8 @@ pub const SOURCE: &str = "prices.yaml";
 /// The content of `prices.yaml`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PriceList {
+    /// What the file says; see [`PriceList::max_age_s`].
+    max_age_s: Option<u64>,
     sites: BTreeMap<SiteId, Entry>,
     hosts: BTreeMap<HostId, Entry>,
 }
@@ -73,11 +75,11 @@ enum Said {
 /// What is known of the prices: `GET /v1/prices`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KnownPrices {
-    /// The file; `None` if the controller was not told one: nothing costs anything then.
+    /// The file; `None` if the controller was not told one: nothing but rented hosts costs anything then.
     pub file: Option<String>,
     /// Why the file as it is now can't be used; empty if it can. The last good one counts.
     pub problem: String,
-    /// One for each entry, sites first.
+    /// One for each entry, sites first, and then one for each rented host that no entry is for.
     pub prices: Vec<KnownPrice>,
 }
 
@@ -86,7 +88,7 @@ pub struct KnownPrices {
 pub struct KnownPrice {
     /// The site, of an entry for all of its hosts that have none of their own.
     pub site: Option<SiteId>,
-    /// The host, of an entry for one host.
+    /// The host, of an entry for one host, and of a rented one.
     pub host: Option<HostId>,
     /// What counts now.
     pub price: Price,
@@ -103,11 +105,40 @@ impl PriceList {
         let document = Document::parse(file_name, text)?;
         let root = document.root();
         let [max_age, sites, hosts] = root.fields(["max-age", "sites", "hosts"])?;
-        let max_age_s = max_age.as_ref().map(read_age).transpose()?.unwrap_or(MAX_AGE_S_DEFAULT);
+        let said_age_s = max_age.as_ref().map(read_age).transpose()?;
+        let max_age_s = said_age_s.unwrap_or(MAX_AGE_S_DEFAULT);
         let sites = entries(sites.as_ref(), |name| SiteId::new(name), max_age_s)?;
         let hosts = entries(hosts.as_ref(), |name| HostId::new(name), max_age_s)?;
         PRICES.check(sites.len() + hosts.len()).map_err(|why| root.problem(why))?;
-        Ok(Self { sites, hosts })
+        Ok(Self { max_age_s: said_age_s, sites, hosts })
+    }
+
+    /// How old a price may be, in seconds, where nothing else is said of that price: also a provider's.
+    #[must_use]
+    pub fn max_age_s(&self) -> u64 {
+        self.max_age_s.unwrap_or(MAX_AGE_S_DEFAULT)
+    }
+
+    /// What counts of a provider's price at this Unix time, in seconds, and what does not and why.
+    #[must_use]
+    pub fn of_provider(&self, price: &Price, now_s: u64) -> (Price, Vec<String>) {
+        let too_old = why_not_now(price.as_of_unix_s, self.max_age_s(), now_s);
+        let mut unknown = Vec::new();
+        let mut counts = |name: &str, micros: Option<NonZeroU64>| {
+            let why = match micros {
+                None => Some("the provider does not say it".to_owned()),
+                Some(_) => too_old.clone(),
+            };
+            unknown.extend(why.as_ref().map(|why| format!("{name}: {why}")));
+            micros.filter(|_| why.is_none())
+        };
+        let price = Price {
+            per_hour_micros: counts("machine", price.per_hour_micros),
+            egress_per_gib_micros: counts("egress", price.egress_per_gib_micros),
+            disk_per_gib_month_micros: counts("disk", price.disk_per_gib_month_micros),
+            ..price.clone()
+        };
+        (price, unknown)
     }
 
     /// Whether nothing costs anything.
@@ -120,6 +151,12 @@ impl PriceList {
     #[must_use]
     pub fn names(&self, host: &HostId) -> bool {
         self.hosts.contains_key(host)
+    }
+
+    /// Whether an entry says what a host at this site costs, by its own name or by the site's.
+    #[must_use]
+    pub fn covers(&self, host: &HostId, site: &SiteId) -> bool {
+        self.names(host) || self.sites.contains_key(site)
     }
 
     /// What a host costs at this Unix time, in seconds; `None` if it is the users' own. `host` is `None` for one that no entry names.
@@ -154,7 +191,7 @@ impl PriceList {
             let unknown = entry.unknown(None, now_s);
             known.push(KnownPrice { site: Some(site.clone()), host: None, price, unknown });
         }
-        let alone = Self { sites: BTreeMap::new(), hosts: self.hosts.clone() };
+        let alone = Self { sites: BTreeMap::new(), ..self.clone() };
         for (host, entry) in &self.hosts {
             let site = site_of(host);
             let of_site = site.as_ref().and_then(|site| self.sites.get(site));
@@ -182,16 +219,7 @@ impl Entry {
             Said::Zero => return Err("the file says 0".to_owned()),
             Said::Is(micros) => micros,
         };
-        if self.as_of_s > now_s.saturating_add(AHEAD_MAX_S) {
-            return Err("its as-of is not yet".to_owned());
-        }
-        // It was so until the end of that day.
-        let age_s = now_s.saturating_sub(self.as_of_s.saturating_add(DAY_S));
-        if age_s > self.max_age_s {
-            let max = format_duration(self.max_age_s);
-            return Err(format!("it is {} days old, more than {max}", age_s / DAY_S));
-        }
-        Ok(micros)
+        why_not_now(self.as_of_s, self.max_age_s, now_s).map_or(Ok(micros), Err)
     }
 
     /// What is not known, and why.
@@ -204,6 +232,19 @@ impl Entry {
         };
         fields.into_iter().filter_map(why).collect()
     }
+}
+
+/// Why a price as of then, a Unix time, does not count now.
+fn why_not_now(as_of_s: u64, max_age_s: u64, now_s: u64) -> Option<String> {
+    if as_of_s > now_s.saturating_add(AHEAD_MAX_S) {
+        return Some("its as-of is not yet".to_owned());
+    }
+    // It was so until the end of that day.
+    let age_s = now_s.saturating_sub(as_of_s.saturating_add(DAY_S));
+    (age_s > max_age_s).then(|| {
+        let max = format_duration(max_age_s);
+        format!("it is {} days old, more than {max}", age_s / DAY_S)
+    })
 }
 
 fn entries<K: Ord, E: std::fmt::Display>(

@@ -28,6 +28,7 @@
 //! | When does a VM move because its host is overloaded? | `balance/` |
 //! | Which VM gets memory while it runs, and which gives some back? | `amounts.rs`; its facts: `controller/src/amounts.rs` |
 //! | When is a host rented, for which jobs, and when is it given back? | `rent/` |
+//! | What would a job take and cost at a host that would be rented for it, and how long would it wait at the others? | `offers.rs`, `rent/waits.rs`; its facts: `controller/src/rentals/plan.rs`, `controller/src/planning/waits.rs` |
 //! | How much do equal runs differ? | `noise.rs` |
 //! | What is kept of a job's runs, and which runs count for which job? | `runs.rs` |
 //! | How is a time predicted at a distance that a job never ran at, and how sure is that? | `learn.rs`; from runs: `learn/fit.rs`, without: `learn/one_pass.rs` (a guess, improved by the cluster's other jobs); whether recorded runs are in the ranges: `options/recorded.rs` |
@@ -56,6 +57,7 @@ mod modes;
 mod moving;
 mod network;
 mod noise;
+pub mod offers;
 mod options;
 pub mod queue;
 mod refused;

@@ -6,7 +6,8 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::job::{Job, JobMoveAsked, JobSpec, LeftOutFiles, LogLine, MoveJob, Sample};
-use perigee_model::plan::{Decision, Plan, Score};
+use perigee_model::job_plan::JobPlan;
+use perigee_model::plan::{Decision, Score};
 use perigee_model::{JobId, Problem};
 use serde::Deserialize;
 
@@ -14,19 +15,20 @@ use super::caller::{Caller, Full};
 use super::{Shared, json};
 use crate::files::outputs;
 use crate::records::JobIntent;
-use crate::{jobs, planning};
+use crate::{jobs, planning, rentals};
 
-/// Predicts the ways to run a job without running it. Links that the plan needs are measured first.
+/// Predicts the ways to run a job without running it, at the hosts that are there and at hosts that could be rented. Links that the plan needs
+/// are measured first. Nothing is rented.
 #[utoipa::path(post, path = "/jobs/plan", tag = "jobs", request_body = JobSpec,
-    responses((status = 200, body = Plan)))]
+    responses((status = 200, body = JobPlan)))]
 pub async fn plan(
     State(cluster): Shared,
     caller: Caller,
     Json(spec): Json<JobSpec>,
-) -> Reply<Plan> {
+) -> Reply<JobPlan> {
     let spec = caller.job(&cluster, spec).await?;
     jobs::check(&cluster, &spec).await?;
-    json(planning::plan(&cluster, &spec).await?)
+    json(rentals::plan(&cluster, &spec).await?)
 }
 
 /// Submits a job. It is checked and recorded at once, and starts when the scheduler finds hosts for it.

@@ -52,11 +52,16 @@ impl Counters {
 /// What VMs may take of a host: [`VCPUS_PER_CPU`] vCPUs for each CPU, and its memory but a sixteenth, which is bounded,
 /// for the host itself.
 pub fn capacity(report: &HostReport) -> Demand {
-    let reserve = (report.memory_bytes / 16).clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX);
     Demand {
         cpus: report.cpus.saturating_mul(VCPUS_PER_CPU),
-        memory_bytes: report.memory_bytes.saturating_sub(reserve),
+        memory_bytes: for_vms_bytes(report.memory_bytes),
     }
+}
+
+/// What VMs may have of a host's memory.
+pub fn for_vms_bytes(memory_bytes: u64) -> u64 {
+    let reserve = (memory_bytes / 16).clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX);
+    memory_bytes.saturating_sub(reserve)
 }
 
 /// How many jobs a host stages and boots at once. A boot uses one CPU as long as it lasts; with TCG it uses all

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::job::Link;
 use perigee_model::volume::BlockProbe;
-use perigee_model::{HostId, Problem};
+use perigee_model::{HostId, Problem, SiteId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 
@@ -18,6 +18,19 @@ pub struct Local {
     /// `None` when it has nothing to read.
     pub blocks: Option<BlockProbe>,
     pub measured_ms: u64,
+}
+
+/// The prefix of the records of what was measured between two sites.
+const OF_SITES: &str = "links_of_sites/";
+
+/// So many pairs of sites are remembered.
+const OF_SITES_MAX: usize = 1000;
+
+/// What a host that is removed has measured between two sites.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct LinkOfSites {
+    sites: (SiteId, SiteId),
+    link: Link,
 }
 
 /// The most requests to measure that wait.
@@ -66,6 +79,8 @@ pub struct Links {
 struct LinkTable {
     links: BTreeMap<(HostId, HostId), Link>,
     locals: BTreeMap<HostId, Local>,
+    /// The last measurement between two sites by a host that is removed, from the first site, which read.
+    of_sites: BTreeMap<(SiteId, SiteId), Link>,
     /// When somebody wanted a missing measurement last.
     wanted: BTreeMap<(HostId, HostId), Instant>,
 }
@@ -79,6 +94,9 @@ impl Links {
         let mut known = LinkTable::default();
         for link in records.list::<Link>("links/").await? {
             known.links.insert((link.from.clone(), link.to.clone()), link);
+        }
+        for kept in records.list::<LinkOfSites>(OF_SITES).await? {
+            known.of_sites.insert(kept.sites, kept.link);
         }
         for key in records.keys("local_blocks/").await? {
             let Ok(host) = HostId::new(key.trim_start_matches("local_blocks/")) else { continue };
@@ -190,6 +208,36 @@ impl Links {
         Ok(())
     }
 
+    /// What hosts that are removed have measured between their sites, with the site that read and the other one.
+    pub fn of_sites(&self) -> Vec<((SiteId, SiteId), Link)> {
+        let known = self.lock();
+        known.of_sites.iter().map(|(sites, link)| (sites.clone(), link.clone())).collect()
+    }
+
+    /// Remembers what a host has measured between two sites. Of [`OF_SITES_MAX`] the oldest one is forgotten.
+    pub async fn keep_of_sites(
+        &self,
+        records: &Records,
+        sites: (SiteId, SiteId),
+        link: Link,
+    ) -> Result<(), Problem> {
+        let key = |sites: &(SiteId, SiteId)| format!("{OF_SITES}{}/{}", sites.0, sites.1);
+        let oldest = {
+            let known = self.lock();
+            let is_full = known.of_sites.len() >= OF_SITES_MAX;
+            let others = known.of_sites.iter().filter(|(of, _)| is_full && **of != sites);
+            others.min_by_key(|(_, link)| link.measured_ms).map(|(of, _)| of.clone())
+        };
+        if let Some(oldest) = oldest {
+            records.remove(&key(&oldest)).await?;
+            self.lock().of_sites.remove(&oldest);
+        }
+        let kept = LinkOfSites { sites, link };
+        records.put(&key(&kept.sites), &kept).await?;
+        self.lock().of_sites.insert(kept.sites, kept.link);
+        Ok(())
+    }
+
     /// Drops all measurements of a removed host.
     pub async fn forget(&self, records: &Records, host: &HostId) -> Result<(), Problem> {
         let gone: Vec<(HostId, HostId)> = {
@@ -270,5 +318,28 @@ mod tests {
         drop(waiting.pop());
         let mut answered = ask(&links, "cloud1");
         assert!(answered.try_recv().is_err(), "it waits for its turn");
+    }
+
+    #[tokio::test]
+    async fn what_was_measured_between_sites_outlives_the_host_and_the_controller() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let store = crate::store::SqliteStore::open(&dir.path().join("state.db")).expect("a store");
+        let records = Records::new(std::sync::Arc::new(store));
+        let links = Links::load(&records).await.expect("links");
+        let site = |name: String| SiteId::new(name).expect("a name");
+        let probe = perigee_model::vm::LinkProbe { rtt_ms: 16.0, rate_bytes_per_s: 1 << 20 };
+        for number in 0..=OF_SITES_MAX as u64 {
+            let sites = (site("cloud".to_owned()), site(format!("s{number}")));
+            let (from, to) = (host("rent-1"), host("home1"));
+            let link = Link { from, to, probe, blocks: None, measured_ms: number };
+            links.keep_of_sites(&records, sites, link).await.expect("kept");
+        }
+        links.forget(&records, &host("rent-1")).await.expect("forgotten");
+        for links in [links, Links::load(&records).await.expect("links")] {
+            let kept = links.of_sites();
+            assert_eq!(kept.len(), OF_SITES_MAX);
+            let oldest = kept.iter().map(|(_, link)| link.measured_ms).min();
+            assert_eq!(oldest, Some(1), "the first one made room");
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! The prices that count now: those of the file that the controller was told, as it was when it could last be read.
+//! The prices that count now: those of the file that the controller was told, as it was when it could last be read, and of rented hosts that
+//! the file has no entry for, what their providers have said.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -6,9 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use perigee_model::limits::DOCUMENT_BYTES;
 use perigee_model::money::Price;
-use perigee_model::prices::{KnownPrices, PriceList};
+use perigee_model::prices::{KnownPrice, KnownPrices, PriceList};
+use perigee_model::rental::Rental;
 use perigee_model::{HostId, Problem, SiteId};
 
+use super::rentals::Rentals;
 use crate::clock::now_ms;
 use crate::records::Records;
 
@@ -100,20 +103,57 @@ impl Prices {
     }
 
     /// What is known now, for people. `site_of` says at which site a host is.
-    pub fn known(&self, site_of: impl Fn(&HostId) -> Option<SiteId>) -> KnownPrices {
+    pub fn known(
+        &self,
+        rentals: &Rentals,
+        site_of: impl Fn(&HostId) -> Option<SiteId>,
+    ) -> KnownPrices {
         let state = self.lock();
         let problem = state.problem.as_ref().map(ToString::to_string).unwrap_or_default();
         let list = Arc::clone(&state.list);
         drop(state);
         let file = self.file.as_ref().map(|file| file.display().to_string());
-        KnownPrices { file, problem, prices: list.known(now_ms() / 1000, site_of) }
+        let now_s = now_ms() / 1000;
+        let mut prices = list.known(now_s, site_of);
+        prices.extend(rentals.all_alive().into_iter().filter_map(|rental| {
+            let (price, unknown) = list.of_provider(&rental.offer.price, now_s);
+            let price = Price { source: format!("rental {}", rental.id), ..price };
+            let host = Some(rental.host.clone());
+            let is_named = list.covers(&rental.host, &rental.site);
+            (!is_named).then_some(KnownPrice { site: None, host, price, unknown })
+        }));
+        KnownPrices { file, problem, prices }
     }
 
     /// The prices as they count now; `None` if nothing costs anything.
-    pub fn now(&self) -> Option<PricesNow> {
+    pub fn now(&self, rentals: &Rentals) -> Option<PricesNow> {
         let list = Arc::clone(&self.lock().list);
-        let now_s = now_ms() / 1000;
-        (!list.is_empty()).then(|| PricesNow { list, now_s, of_sites: HashMap::new() })
+        let mut now = PricesNow {
+            list,
+            now_s: now_ms() / 1000,
+            of_sites: HashMap::new(),
+            rented: HashMap::new(),
+        };
+        let mut alike: HashMap<_, Arc<Price>> = HashMap::new();
+        for rental in rentals.all_alive() {
+            let price = now.of_provider(&rental.offer.price);
+            // Hosts of one price are looked at together, whenever they were rented.
+            let micros = [
+                price.per_hour_micros,
+                price.egress_per_gib_micros,
+                price.disk_per_gib_month_micros,
+            ];
+            let price = alike.entry((micros, price.minimum_s)).or_insert_with(|| Arc::new(price));
+            now.rented.insert(rental.host, Arc::clone(price));
+        }
+        let is_any = !now.list.is_empty() || rentals.is_any();
+        is_any.then_some(now)
+    }
+
+    /// What counts now of a provider's price, and what does not and why.
+    pub fn of_provider(&self, price: &Price) -> (Price, Vec<String>) {
+        let list = Arc::clone(&self.lock().list);
+        list.of_provider(price, now_ms() / 1000)
     }
 }
 
@@ -122,13 +162,29 @@ pub struct PricesNow {
     list: Arc<PriceList>,
     now_s: u64,
     of_sites: HashMap<SiteId, Option<Arc<Price>>>,
+    rented: HashMap<HostId, Arc<Price>>,
 }
 
 impl PricesNow {
-    /// What a host costs; `None` if it is the users' own.
+    fn of_provider(&self, price: &Price) -> Price {
+        self.list.of_provider(price, self.now_s).0
+    }
+
+    /// What the host of a rental costs, which may be gone.
+    pub fn of_rental(&mut self, rental: &Rental) -> Option<Arc<Price>> {
+        match self.list.covers(&rental.host, &rental.site) {
+            true => self.of(&rental.host, &rental.site),
+            false => Some(Arc::new(self.of_provider(&rental.offer.price))),
+        }
+    }
+
+    /// What a host costs; `None` if it is the users' own. An entry of the file counts before what a provider has said.
     pub fn of(&mut self, host: &HostId, site: &SiteId) -> Option<Arc<Price>> {
         if self.list.names(host) {
             return self.list.of(Some(host), site, self.now_s).map(Arc::new);
+        }
+        if let Some(price) = self.rented.get(host).filter(|_| !self.list.covers(host, site)) {
+            return Some(Arc::clone(price));
         }
         if let Some(price) = self.of_sites.get(site) {
             return price.clone();
@@ -166,7 +222,7 @@ mod tests {
 
     fn per_hour(prices: &Prices) -> Option<u64> {
         let (host, site) = ("cloud1".parse().expect("a name"), "cloud".parse().expect("a name"));
-        Some(prices.now()?.of(&host, &site)?.per_hour_micros?.get())
+        Some(prices.now(&Rentals::default())?.of(&host, &site)?.per_hour_micros?.get())
     }
 
     #[tokio::test]
@@ -190,26 +246,30 @@ mod tests {
             assert!(problem.what.contains("prices.yaml:2: sites.cloud.machine"), "{problem}");
         }
         assert_eq!(per_hour(&read), Some(2_000_000));
-        let known = read.known(|_| None);
+        let known = read.known(&Rentals::default(), |_| None);
         assert!(
             known.problem.contains("sites.cloud.machine") && known.prices.len() == 1,
             "{known:?}"
         );
         let again = load().await.expect("the last good prices");
         assert_eq!(per_hour(&again), Some(2_000_000));
-        assert!(!again.known(|_| None).problem.is_empty());
+        assert!(!again.known(&Rentals::default(), |_| None).problem.is_empty());
         std::fs::remove_file(&file).expect("remove");
         assert!(again.read_again().await.is_err());
         assert_eq!(per_hour(&again), Some(2_000_000));
         let none = Prices::load(None, &records).await.expect("nothing to read");
-        assert!(none.now().is_none());
+        assert!(none.now(&Rentals::default()).is_none());
     }
 
     #[tokio::test]
     async fn hosts_with_one_entry_share_one_price() {
         let list = PriceList::parse(&prices("$1"), "p.yaml").expect("prices");
-        let mut now =
-            PricesNow { list: Arc::new(list), now_s: now_ms() / 1000, of_sites: HashMap::new() };
+        let mut now = PricesNow {
+            list: Arc::new(list),
+            now_s: now_ms() / 1000,
+            of_sites: HashMap::new(),
+            rented: HashMap::new(),
+        };
         let mut of = |host: &str, site: &str| {
             now.of(&host.parse().expect("a name"), &site.parse().expect("a name"))
         };

@@ -6,10 +6,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::future::{BoxFuture, Shared};
 use perigee_cloud::Provider;
 use perigee_model::money::Money;
 use perigee_model::rental::states::Seen;
-use perigee_model::rental::{Instance, InstanceState, Notice, Rental};
+use perigee_model::rental::{Instance, InstanceState, Notice, Offer, Rental};
 use perigee_model::{HostId, Problem, RentalId};
 use tokio::sync::Notify;
 
@@ -99,6 +100,9 @@ struct Watch {
     absent_since: Option<Instant>,
 }
 
+/// What a provider offers, once it has said so, or why it does not say.
+pub type OffersAnswer = Shared<BoxFuture<'static, Result<Arc<Vec<Offer>>, String>>>;
+
 /// What has left the site of a rented host.
 #[derive(Default)]
 struct Left {
@@ -124,6 +128,8 @@ pub fn owner(id: &RentalId) -> String {
 pub struct Rentals {
     /// What is reserved for them: their records don't say it.
     ledger: Arc<Ledger>,
+    /// By provider: when plans last asked it what it offers, and its answer.
+    offers: Mutex<BTreeMap<String, (Instant, OffersAnswer)>>,
     known: Mutex<BTreeMap<RentalId, Rental>>,
     left: Mutex<BTreeMap<RentalId, Left>>,
     /// Whoever stores what has left a site takes turns.
@@ -146,6 +152,7 @@ impl Rentals {
     pub(super) async fn load(records: &Records, ledger: Arc<Ledger>) -> Result<Self, Problem> {
         let rentals = Self {
             ledger,
+            offers: Mutex::default(),
             known: Mutex::default(),
             left: Mutex::default(),
             leaving: tokio::sync::Mutex::default(),
@@ -188,6 +195,43 @@ impl Rentals {
         self.saved().into_iter().map(|rental| self.with_money(rental)).collect()
     }
 
+    /// The answer of a provider that was asked for its offers so short a time ago; if there is none, `ask` asks.
+    pub fn offers(
+        &self,
+        provider: &str,
+        max_age: Duration,
+        ask: impl FnOnce() -> OffersAnswer,
+    ) -> OffersAnswer {
+        let mut offers = lock(&self.offers);
+        // A problem may be over soon.
+        let counts = |(at, answer): &&(Instant, OffersAnswer)| {
+            let is_good = answer.peek().is_none_or(Result::is_ok);
+            at.elapsed() < if is_good { max_age } else { max_age / 10 }
+        };
+        if let Some((_, answer)) = offers.get(provider).filter(counts) {
+            return answer.clone();
+        }
+        let answer = ask();
+        offers.insert(provider.to_owned(), (Instant::now(), answer.clone()));
+        answer
+    }
+
+    /// Those that are not over, sorted by id.
+    pub fn all_alive(&self) -> Vec<Rental> {
+        let known = lock(&self.known);
+        known.values().filter(|rental| !rental.state.is_over()).cloned().collect()
+    }
+
+    /// Whether something is rented, or was lately.
+    pub fn is_any(&self) -> bool {
+        !lock(&self.known).is_empty()
+    }
+
+    /// The rental of a host, which may be gone.
+    pub fn of_host(&self, host: &HostId) -> Option<Rental> {
+        lock(&self.known).values().find(|rental| rental.host == *host).cloned()
+    }
+
     pub fn get(&self, id: &RentalId) -> Option<Rental> {
         let rental = lock(&self.known).get(id).cloned();
         rental.map(|rental| self.with_money(rental))
@@ -209,7 +253,7 @@ impl Rentals {
     }
 
     /// The rental whose host this is, and that is not over.
-    pub fn of_host(&self, host: &HostId) -> Option<RentalId> {
+    pub fn alive_of_host(&self, host: &HostId) -> Option<RentalId> {
         let known = lock(&self.known);
         if known.is_empty() {
             return None;

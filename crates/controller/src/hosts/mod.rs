@@ -317,7 +317,7 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
     for volume in &removal.lost_volumes {
         cluster.records.remove(&format!("volumes/{volume}")).await?;
     }
-    cluster.links.forget(&cluster.records, id).await?;
+    planning::links::forget(cluster, id).await?;
     planning::forget_host(cluster, id).await?;
     networks::forget_host(cluster, id).await?;
     cluster.records.remove(&format!("hosts/{id}")).await?;

@@ -2,7 +2,9 @@
 //!
 //! What was spent is reckoned as the plan was (`planner/src/options/cost.rs`): each host for the time of the VM there, from the VM's start
 //! until it is taken down; its disks where it started; the bytes that its disks' counters and its migrations say have left a site. If a price is
-//! not known any more, as that of a host that was removed, what was reserved counts.
+//! not known any more, as that of a host that was removed, what was reserved counts. What a rented host has cost is known from its rental.
+//!
+//! That is the tenant's part. What the cluster pays for a rented host is reserved and counted in its rental (`rentals/money.rs`).
 //!
 //! A job that begins anew is reserved for again, and each of its runs is settled by itself.
 
@@ -10,7 +12,7 @@ use perigee_model::budget::{JobCost, MoneyRange};
 use perigee_model::job::{Migration, MigrationState};
 use perigee_model::money::{Money, Price};
 use perigee_model::volume::IoStats;
-use perigee_model::{HostId, Problem, ProblemKind, TenantName};
+use perigee_model::{HostId, Problem, ProblemKind, SiteId, TenantName};
 
 use super::driver::Run;
 use super::gang::GangRun;
@@ -171,7 +173,7 @@ async fn of_run(cluster: &Cluster, record: &JobRecord) -> Result<Option<Money>, 
     let (Some(placement), Some(started_ms)) = (&record.placement, record.job.started_ms) else {
         return Ok(Some(Money::ZERO));
     };
-    let Some(prices) = cluster.prices.now() else { return Ok(None) };
+    let Some(prices) = cluster.prices.now(&cluster.rentals) else { return Ok(None) };
     let mut moves: Vec<MigrationRecord> =
         cluster.records.list(&migration_prefix(&vm_of(&record.job.id))).await?;
     moves.retain(|moved| {
@@ -215,11 +217,22 @@ struct Bill<'a> {
 impl Bill<'_> {
     /// `None`: it is the users' own, or nobody knows that any more. Then the sum is not known either.
     fn price(&mut self, host: &HostId) -> Option<std::sync::Arc<Price>> {
-        let Ok(found) = self.cluster.hosts.get(host) else {
-            self.sum = None;
-            return None;
-        };
-        self.prices.of(host, &found.addresses.site)
+        if let Ok(found) = self.cluster.hosts.get(host) {
+            return self.prices.of(host, &found.addresses.site);
+        }
+        if let Some(rental) = self.cluster.rentals.of_host(host) {
+            return self.prices.of_rental(&rental);
+        }
+        self.sum = None;
+        None
+    }
+
+    /// `None` of a host that was removed, if it was not rented.
+    fn site(&self, host: &HostId) -> Option<SiteId> {
+        match self.cluster.hosts.get(host) {
+            Ok(found) => Some(found.addresses.site.clone()),
+            Err(_) => self.cluster.rentals.of_host(host).map(|rental| rental.site),
+        }
     }
 
     fn add(&mut self, amount: Option<Money>) {
@@ -277,9 +290,7 @@ impl Bill<'_> {
         if bytes == 0 || from == to {
             return;
         }
-        let site =
-            |host: &HostId| self.cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
-        let (left, reached) = (site(from), site(to));
+        let (left, reached) = (self.site(from), self.site(to));
         if left.is_some() && left == reached {
             return;
         }

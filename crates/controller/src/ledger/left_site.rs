@@ -14,7 +14,7 @@ use crate::records::{LeftSite, left_site_key};
 /// Whether what goes from one host to another one leaves the site of a rented host. Where the other host was is not known any more if it was
 /// removed: that counts as another site.
 pub fn leaves(cluster: &Cluster, from: &HostId, to: &HostId) -> bool {
-    if from == to || cluster.rentals.of_host(from).is_none() {
+    if from == to || cluster.rentals.alive_of_host(from).is_none() {
         return false;
     }
     let site = |host| cluster.hosts.get(host).ok().map(|found| found.addresses.site.clone());
@@ -25,7 +25,7 @@ pub fn leaves(cluster: &Cluster, from: &HostId, to: &HostId) -> bool {
 /// Notes what has left because of a source that goes on, by the host that it left from.
 pub fn so_far(cluster: &Cluster, source: &str, left: &BTreeMap<HostId, u64>) {
     for (host, bytes) in left {
-        if let Some(rental) = cluster.rentals.of_host(host) {
+        if let Some(rental) = cluster.rentals.alive_of_host(host) {
             cluster.rentals.note_leaving(&rental, source, *bytes);
         }
     }
@@ -41,7 +41,7 @@ pub async fn over(
     left: &BTreeMap<HostId, u64>,
 ) -> Result<(), Problem> {
     for (host, bytes) in left {
-        let Some(rental) = cluster.rentals.of_host(host) else { continue };
+        let Some(rental) = cluster.rentals.alive_of_host(host) else { continue };
         let _turn = cluster.rentals.leaving.lock().await;
         let change = |known: Option<LeftSite>| {
             let mut known = known.unwrap_or_default();

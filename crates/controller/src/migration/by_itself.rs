@@ -63,7 +63,8 @@ pub fn refused(cluster: &Cluster, record: &JobRecord, vm: &VmId) -> Vec<RefusedW
 fn with_other_price(cluster: &Cluster, record: &JobRecord) -> Vec<(HostId, String)> {
     let has_budget = record.job.spec.money.budget.is_some()
         || cluster.accounts.quota_of(record.job.id.as_str()).budget_month.is_some();
-    let Some(mut prices) = cluster.prices.now().filter(|_| has_budget) else { return Vec::new() };
+    let prices = cluster.prices.now(&cluster.rentals).filter(|_| has_budget);
+    let Some(mut prices) = prices else { return Vec::new() };
     let mut price = |host: &HostId| {
         let site = cluster.hosts.get(host).ok()?.addresses.site.clone();
         prices.of(host, &site)

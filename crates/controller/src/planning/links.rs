@@ -14,6 +14,7 @@ use perigee_model::vm::{LinkProbe, ProbeLink};
 use perigee_model::volume::{AllAdmittedHosts, BlockProbe, ImageInfo, ProbeBlocks, VolumeInfo};
 use perigee_model::{HostId, Problem, SiteId};
 use perigee_planner::queue::NotMeasured;
+use perigee_planner::{Cluster as Facts, LinkFacts, LinkForMoves};
 use tokio::sync::oneshot;
 
 use crate::clock::now_ms;
@@ -52,6 +53,38 @@ const BLOCKS_DEADLINE: Duration = Duration::from_secs(60);
 pub fn toward(cluster: &Cluster, from: &HostId, to: &HostId) -> Option<LinkProbe> {
     let exact = cluster.links.get(to, from);
     exact.or_else(|| of_sites(cluster, to, from).into_iter().next()).map(|link| link.probe)
+}
+
+/// Drops all measurements of a host that is removed. What they say of its site is kept: hosts may be rented there again.
+///
+/// # Errors
+/// If the store fails.
+pub async fn forget(cluster: &Cluster, host: &HostId) -> Result<(), Problem> {
+    let site_of = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
+    let of_host = cluster.links.all().into_iter().filter(|l| l.from == *host || l.to == *host);
+    for link in of_host {
+        let (Some(from), Some(to)) = (site_of(&link.from), site_of(&link.to)) else { continue };
+        if from != to {
+            cluster.links.keep_of_sites(&cluster.records, (from, to), link).await?;
+        }
+    }
+    cluster.links.forget(&cluster.records, host).await
+}
+
+/// Adds to the facts what was measured between sites whose hosts are removed, as far as nothing was measured since.
+pub fn add_remembered(cluster: &Cluster, facts: &mut Facts) {
+    let known: BTreeSet<(SiteId, SiteId)> =
+        facts.links.iter().map(|link| (link.from_site.clone(), link.to_site.clone())).collect();
+    let remembered = cluster.links.of_sites().into_iter().filter(|(of, _)| !known.contains(of));
+    facts.links.extend(remembered.map(|((from_site, to_site), link)| LinkFacts {
+        from: link.from,
+        to: link.to,
+        from_site,
+        to_site,
+        probe: link.probe,
+        blocks: link.blocks,
+        moves: LinkForMoves::default(),
+    }));
 }
 
 /// Measures now, once for each ordered pair of sites.

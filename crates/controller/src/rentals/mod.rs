@@ -11,11 +11,13 @@ mod compare;
 mod driver;
 mod facts;
 mod money;
+mod plan;
 mod request;
 mod user_data;
 
 pub use compare::{compare, hear};
 pub use driver::drive;
+pub use plan::plan;
 pub use request::{end, get, list, offers, rent};
 
 use std::time::Duration;

@@ -160,3 +160,9 @@ pub async fn forget(cluster: &Cluster, id: &RentalId) -> Result<(), Problem> {
     cluster.ledger.forget(&owner(id)).await?;
     cluster.records.remove(&left_site_key(id)).await
 }
+
+/// What is left of the budget for rented hosts; `None` if there is no budget.
+pub fn left(cluster: &Cluster) -> Option<Money> {
+    let counted = cluster.rentals.all().iter().map(|rental| counts(cluster, rental)).sum();
+    Some(cluster.settings.renting.budget?.less(counted))
+}

@@ -20,7 +20,7 @@ use crate::cluster::Cluster;
 use crate::records::{RentalIntent, RentalRecord, rental_intent_key, rental_key};
 
 /// For so long a kind that a provider has refused somewhere is rented there only if somebody names the zone.
-const REFUSED_MS: u64 = 15 * 60_000;
+pub(super) const REFUSED_MS: u64 = 15 * 60_000;
 
 /// `GET /providers`: what can be rented, and what the providers have refused lately.
 pub async fn offers(cluster: &Cluster) -> Vec<ProviderOffers> {
@@ -38,7 +38,7 @@ pub async fn offers(cluster: &Cluster) -> Vec<ProviderOffers> {
 }
 
 /// What the provider has refused lately for want of capacity or quota: the last refusal for each kind and zone.
-fn refused(cluster: &Cluster, provider: &str) -> Vec<OfferRefused> {
+pub(super) fn refused(cluster: &Cluster, provider: &str) -> Vec<OfferRefused> {
     let of_provider = cluster.rentals.all().into_iter().filter(|one| one.provider == provider);
     let mut all: Vec<OfferRefused> = of_provider.filter_map(|rental| rental.refused).collect();
     let place = |one: &OfferRefused| (one.kind.clone(), one.zone.clone(), one.spot);

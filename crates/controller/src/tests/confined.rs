@@ -15,7 +15,7 @@ use super::{Lab, data_volume, finish, running_as, spec, vm_of};
 use crate::records::{ImageRecord, image_key};
 use crate::storage::leave_site::{self, Of};
 use crate::storage::{images, moves};
-use crate::{jobs, planning, vms};
+use crate::{jobs, rentals, vms};
 
 async fn confined() -> Lab {
     let lab = Lab::up().await;
@@ -209,7 +209,7 @@ async fn no_move_is_begun_or_planned_that_the_home_would_refuse() {
     for part in ["tpch", "leave-site: never", "site cloud", "home1 is at home"] {
         assert!(refused.to_string().contains(part), "{refused}");
     }
-    let plan = planning::plan(&lab.cluster, &spec(Access::Read)).await.expect("a plan");
+    let plan = rentals::plan(&lab.cluster, &spec(Access::Read)).await.expect("a plan").plan;
     let migrate = plan.options.iter().find(|option| option.way == Way::Migrate);
     if let Some(migrate) = migrate {
         assert!(migrate.reason.contains("leave-site: never"), "{}", migrate.reason);

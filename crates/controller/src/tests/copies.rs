@@ -11,7 +11,7 @@ use super::volume_moves::home_in_record;
 use super::{Lab, data_volume, finish, running_as, spec, wait_for};
 use crate::storage::replicas::ReplicaRecord;
 use crate::storage::volumes;
-use crate::{jobs, planning};
+use crate::{jobs, planning, rentals};
 
 /// The time lost is in the counters, so the test does not take that time.
 #[tokio::test]
@@ -137,7 +137,7 @@ fn copy_of(plan: &Plan) -> &PlanOption {
 async fn data_that_have_no_room_at_the_vms_host_are_planned_to_stay() {
     let mut lab = Lab::up().await;
     let spec = JobSpec { may_migrate: true, ..spec(Access::Write) };
-    let plan = planning::plan(&lab.cluster, &spec).await.expect("a plan");
+    let plan = rentals::plan(&lab.cluster, &spec).await.expect("a plan").plan;
     assert!(!copy_of(&plan).reason.starts_with("not possible"), "nothing is known of the room");
     lab.home.inside().pool_free_bytes = Some(1 << 20);
     lab.restart_controller().await;
@@ -146,7 +146,7 @@ async fn data_that_have_no_room_at_the_vms_host_are_planned_to_stay() {
         lab.cluster.hosts.pool_free_bytes(&lab.home.id)
     })
     .await;
-    let plan = planning::plan(&lab.cluster, &spec).await.expect("a plan");
+    let plan = rentals::plan(&lab.cluster, &spec).await.expect("a plan").plan;
     let reason = &copy_of(&plan).reason;
     assert!(reason.contains("home1 has 1 MiB of disk space free"), "{reason}");
 }
@@ -155,7 +155,7 @@ async fn data_that_have_no_room_at_the_vms_host_are_planned_to_stay() {
 async fn a_copy_to_a_host_with_a_replica_ships_only_what_that_lacks() {
     let lab = Lab::up().await;
     let spec = JobSpec { may_migrate: true, ..spec(Access::Write) };
-    let whole = planning::plan(&lab.cluster, &spec).await.expect("a plan");
+    let whole = rentals::plan(&lab.cluster, &spec).await.expect("a plan").plan;
     let site = lab.home.addresses.site.clone();
     let view = Replica {
         volume: data_volume(),
@@ -174,7 +174,7 @@ async fn a_copy_to_a_host_with_a_replica_ships_only_what_that_lacks() {
         ReplicaRecord { view, home: None, tenure: None, in_use: None, from_nbd_addr: None };
     let key = format!("replicas/{}/{site}", data_volume());
     lab.cluster.records.put(&key, &record).await.expect("put");
-    let rest = planning::plan(&lab.cluster, &spec).await.expect("a plan");
+    let rest = rentals::plan(&lab.cluster, &spec).await.expect("a plan").plan;
     let (whole, rest) = (copy_of(&whole).shipped_bytes, copy_of(&rest).shipped_bytes);
     assert!(whole >= Some(100 << 20) && rest < Some(20 << 20), "{whole:?} {rest:?}");
 }

@@ -13,7 +13,7 @@ use crate::cluster::Settings;
 use crate::cluster::Timing;
 use crate::jobs::traces::tests::serial_reads;
 use crate::storage::volumes;
-use crate::{hosts, jobs, planning, vms};
+use crate::{hosts, jobs, planning, rentals, vms};
 
 #[tokio::test]
 async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
@@ -52,7 +52,7 @@ async fn a_job_goes_through_all_its_states_and_leaves_nothing() {
     let parts = decisions[0].measured.expect("where its time went");
     assert!((parts.total_s - job.measured_s.expect("a time")).abs() < 0.01, "{parts:?}");
     assert_eq!(planning::score(&lab.cluster, |_| true, true).await.expect("a score").all.jobs, 1);
-    let again = planning::plan(&lab.cluster, &spec(Access::Clone)).await.expect("a plan");
+    let again = rentals::plan(&lab.cluster, &spec(Access::Clone)).await.expect("a plan").plan;
     assert_eq!(again.basis, perigee_model::plan::Basis::History);
     jobs::delete(&lab.cluster, &id, false).await.expect("delete");
     assert_eq!(answers(&lab, &id), None);
@@ -409,7 +409,7 @@ async fn a_plan_measures_the_links_it_needs() {
     let lab = Lab::up().await;
     let mut anywhere = spec(Access::Read);
     anywhere.start = Start::Anywhere;
-    let plan = planning::plan(&lab.cluster, &anywhere).await.expect("plan");
+    let plan = rentals::plan(&lab.cluster, &anywhere).await.expect("plan").plan;
     assert!(plan.options.iter().any(|option| option.chosen), "{plan:?}");
     assert!(plan.figures.iter().any(|figure| figure.contains("16.0 ms")), "{:?}", plan.figures);
 }
@@ -429,7 +429,7 @@ async fn a_host_that_does_not_measure_keeps_no_plan_from_the_others() {
     let broken = super::fake::FakeHost::start("home2", "home").await;
     hosts::register(&lab.cluster, &broken.id, broken.addresses.clone()).await.expect("register");
     broken.inside().down = true;
-    let plan = planning::plan(&lab.cluster, &spec(Access::Read)).await.expect("plan");
+    let plan = rentals::plan(&lab.cluster, &spec(Access::Read)).await.expect("plan").plan;
     let chosen = plan.options.iter().find(|option| option.chosen).expect("chosen");
     assert_eq!(chosen.start, lab.home.id);
 }

@@ -15,7 +15,7 @@ use super::sure::some_run;
 use super::{Lab, running_as, spec, vm_of, wait_for};
 use crate::cluster::history_cache::History;
 use crate::planning::links;
-use crate::{hosts, planning, vms};
+use crate::{hosts, planning, rentals, vms};
 
 /// The agent says of a VM that its vCPUs had CPUs and waited for CPUs like this in the last minute.
 fn loaded(host: &FakeHost, vm: &VmId, running_vcpus: f64, waiting_vcpus: f64) {
@@ -92,7 +92,7 @@ async fn a_job_starts_where_vms_do_nothing_and_not_where_one_starves() {
     let idle = [runs_at(&lab, &lab.cloud).await, runs_at(&lab, &lab.cloud).await];
     let wanted = computes(&lab).await;
     let start = async || {
-        let plan = planning::plan(&lab.cluster, &wanted).await.expect("a plan");
+        let plan = rentals::plan(&lab.cluster, &wanted).await.expect("a plan").plan;
         plan.chosen().expect("a way").start.clone()
     };
     assert_eq!(start().await, lab.home.id, "where there are fewer vCPUs, while no load is known");

@@ -6,6 +6,8 @@ mod any_order;
 mod double;
 #[path = "rentals/killed.rs"]
 mod killed;
+#[path = "rentals/price.rs"]
+mod price;
 #[path = "rentals/program.rs"]
 mod program;
 

@@ -18,7 +18,7 @@ use super::fake::replicas::point;
 use super::tenants::{Tenants, new_volume};
 use super::{Lab, PATIENCE, data_volume, spec, vm_of, wait_for};
 use crate::storage::{moves, replicas, volumes};
-use crate::{hosts, jobs, planning, vms};
+use crate::{hosts, jobs, rentals, vms};
 
 /// The data volume at `cloud1` has a complete replica at `home1`.
 async fn replicated() -> Lab {
@@ -341,7 +341,7 @@ async fn a_promotion_is_recorded_only_by_who_carries_it_out() {
 async fn a_job_is_planned_at_a_replica_and_a_volume_does_not_come_to_its_replica_s_site_unasked() {
     let lab = replicated().await;
     let spec = spec(Access::Read);
-    let plan = planning::plan(&lab.cluster, &spec).await.expect("a plan");
+    let plan = rentals::plan(&lab.cluster, &spec).await.expect("a plan").plan;
     let replica = plan.options.iter().find(|option| option.way == Way::Replica);
     let replica = replica.expect("home1 has a replica");
     assert_eq!((replica.start.as_str(), replica.end.as_str()), ("home1", "home1"));

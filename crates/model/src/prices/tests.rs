@@ -159,3 +159,36 @@ proptest::proptest! {
         let _ = PriceList::parse(&format!("sites:\n  a:\n    machine: {value}\n"), "p.yaml");
     }
 }
+
+#[test]
+fn a_provider_s_price_that_is_missing_or_too_old_is_not_known() {
+    let price = Price {
+        per_hour_micros: NonZeroU64::new(85_000),
+        minimum_s: 60,
+        egress_per_gib_micros: None,
+        disk_per_gib_month_micros: NonZeroU64::new(80_000),
+        source: "ec2".to_owned(),
+        as_of_unix_s: on("2026-11-01"),
+    };
+    let (counts, unknown) = list().of_provider(&price, on("2026-11-29"));
+    assert_eq!(counts, price);
+    assert_eq!(unknown, ["egress: the provider does not say it"]);
+    let (counts, unknown) = PriceList::default().of_provider(&price, on("2027-01-01"));
+    let figures = [counts.per_hour_micros, counts.disk_per_gib_month_micros];
+    assert_eq!((figures, counts.minimum_s), ([None, None], 60));
+    assert_eq!(unknown[0], "machine: it is 60 days old, more than 30d");
+    let weekly = PriceList::parse("max-age: 7d", "p.yaml").expect("prices");
+    let (counts, _) = weekly.of_provider(&price, on("2026-11-29"));
+    assert_eq!(counts.per_hour_micros, None);
+    let (counts, unknown) = list().of_provider(&price, on("2026-10-01"));
+    assert_eq!(
+        (counts.per_hour_micros, unknown[0].as_str()),
+        (None, "machine: its as-of is not yet")
+    );
+}
+
+#[test]
+fn an_entry_of_a_host_or_of_its_site_is_for_the_host() {
+    let covers = |of: &str, at: &str| list().covers(&host(of), &site(at));
+    assert!(covers("any", "cloud") && covers("cloud3", "elsewhere") && !covers("any", "home"));
+}

@@ -11,7 +11,8 @@ use perigee_model::budget::JobCost;
 use perigee_model::guest::LeftOut;
 use perigee_model::job::{DEFAULT_OWNER, Job, JobState, LeftOutFiles, LogLine, MoveJob, Sample};
 use perigee_model::job_file::{self, JobFile};
-use perigee_model::plan::{Decision, NOT_WELL_KNOWN, Part, Plan, PlanOption};
+use perigee_model::job_plan::JobPlan;
+use perigee_model::plan::{Decision, NOT_WELL_KNOWN, Part};
 use perigee_model::units::format_bytes;
 use perigee_model::volume::IoStats;
 use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
@@ -19,6 +20,7 @@ use perigee_model::{HostId, JobId, Problem, ProblemKind, SiteId};
 use crate::commands::asking::{self, Said};
 use crate::commands::inputs::{Reach, upload};
 use crate::commands::job_log::Printer;
+use crate::commands::job_plan::{self, seconds_of};
 use crate::commands::{moving, moving_jobs};
 use crate::context::Context;
 use crate::output::{self, Column, Format};
@@ -176,74 +178,12 @@ const LOG: &[Column<LogLine>] = &[
     ("rank", |l| l.rank.map_or_else(String::new, |rank| rank.to_string())),
 ];
 
-const OPTIONS: &[Column<PlanOption>] = &[
-    ("", |o| if o.chosen { "*".to_owned() } else { String::new() }),
-    ("way", |o| output::word(&o.way)),
-    ("start", |o| o.start.to_string()),
-    ("end", |o| o.end.to_string()),
-    ("total", |o| o.total.or_at_least()),
-    ("ships", |o| output::or_dash(o.shipped_bytes.map(output::bytes).as_ref())),
-    ("boot", |o| seconds_of(o, Part::Boot)),
-    ("cpu", |o| seconds_of(o, Part::Cpu)),
-    ("local i/o", |o| seconds_of(o, Part::LocalIo)),
-    ("network", |o| seconds_of(o, Part::Network)),
-    ("other", |o| seconds_of(o, Part::Other)),
-    ("migration", |o| seconds_of(o, Part::Migration)),
-    ("longer by", |o| o.longer.map_or_else(String::new, |longer| longer.to_string())),
-    ("reason", |o| o.reason.clone()),
-];
-
-/// The columns of a plan in a cluster where hosts cost something: money stands beside the time.
-fn options_with_money() -> Vec<Column<PlanOption>> {
-    let money: [Column<PlanOption>; 2] = [("money", money), ("best trade", best_trade)];
-    let beside = OPTIONS.iter().position(|(name, _)| *name == "ships").unwrap_or(OPTIONS.len());
-    let (first, last) = OPTIONS.split_at(beside);
-    [first, &money, last].concat()
-}
-
-/// `$0.09 ($0.07..$0.14)`
-fn money(option: &PlanOption) -> String {
-    let Some(cost) = &option.cost else { return String::new() };
-    cost.total.map_or_else(|| "unknown".to_owned(), |total| total.to_string())
-}
-
-/// Whether nothing is both sooner and cheaper.
-fn best_trade(option: &PlanOption) -> String {
-    let is_best = option.cost.as_ref().is_some_and(|cost| cost.is_best_trade);
-    if is_best { "yes".to_owned() } else { String::new() }
-}
-
-/// What each option's money is made of, one line for each item.
-fn print_costs(plan: &Plan) {
-    for option in &plan.options {
-        let Some(cost) = option.cost.as_ref().filter(|cost| !cost.items.is_empty()) else {
-            continue;
-        };
-        output::text(&format!(
-            "money of {} at {}: {}",
-            output::word(&option.way),
-            option.start,
-            money(option)
-        ));
-        for item in &cost.items {
-            let amount = item.cost.map_or_else(|| "unknown".to_owned(), |cost| cost.to_string());
-            output::text(&format!("  {} of {}: {amount}: {}", item.of.name(), item.host, item.why));
-        }
-    }
-}
-
 /// What was predicted, reserved and spent.
 fn cost(job: &Job) -> String {
     let Some(JobCost { predicted, spent }) = job.cost else { return String::new() };
     let so_far = if job.state.is_final() { "spent" } else { "spent by earlier starts" };
     let spent = spent.map_or_else(String::new, |spent| format!("; {so_far} {spent}"));
     format!("predicted {predicted}, reserved {}{spent}", predicted.high)
-}
-
-/// `?` beside what is a guess.
-fn seconds_of(option: &PlanOption, part: Part) -> String {
-    let unknown = option.unknown.iter().any(|unknown| unknown.part == part);
-    format!("{:.1}{}", option.predicted.of(part), if unknown { "?" } else { "" })
 }
 
 /// The predicted time of the whole job, or why none is shown.
@@ -405,32 +345,9 @@ const DOCUMENT_BYTES_READ: u64 = 2 << 20;
 
 async fn plan(file: &Path, context: &Context) -> Result<ExitCode, Problem> {
     let job = read_job_file(file)?;
-    let plan: Plan = controller_client(context)?.post("/v1/jobs/plan", &job.spec).await?;
-    print_plan(&plan, context.format)?;
-    Ok(ExitCode::from(u8::from(plan.moves)))
-}
-
-fn print_plan(plan: &Plan, format: Format) -> Result<(), Problem> {
-    match format {
-        Format::Json | Format::Yaml => output::one(format, plan, &[]),
-        Format::Csv => output::list(format, &plan.options, OPTIONS),
-        // A move that a user asked for has no options.
-        Format::Table if plan.options.is_empty() => Ok(()),
-        Format::Table => {
-            let has_money = plan.options.iter().any(|option| option.cost.is_some());
-            let with_money = has_money.then(options_with_money);
-            output::list(format, &plan.options, with_money.as_deref().unwrap_or(OPTIONS))?;
-            print_costs(plan);
-            output::text(&format!("\nprediction based on: {}", output::word(&plan.basis)));
-            for figure in &plan.figures {
-                output::text(&format!("  {figure}"));
-            }
-            for unknown in plan.chosen().iter().flat_map(|option| &option.unknown) {
-                output::text(&format!("  not known: {}: {}", unknown.part.name(), unknown.why));
-            }
-            Ok(())
-        }
-    }
+    let plan: JobPlan = controller_client(context)?.post("/v1/jobs/plan", &job.spec).await?;
+    job_plan::print(&plan, context.format)?;
+    Ok(ExitCode::from(u8::from(plan.plan.moves)))
 }
 
 async fn submit(
@@ -582,7 +499,7 @@ async fn explain(client: &Client, id: &JobId, format: Format) -> Result<(), Prob
         if !decision.outcome.is_empty() {
             output::text(&format!("but {}", decision.outcome));
         }
-        print_plan(&decision.plan, Format::Table)?;
+        job_plan::print_options(&decision.plan, Format::Table)?;
         print_measured(decision);
         output::text("");
     }

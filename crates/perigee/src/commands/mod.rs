@@ -22,6 +22,7 @@ mod inputs;
 pub mod iscsi_clients;
 pub mod job;
 mod job_log;
+mod job_plan;
 mod join;
 pub mod lab;
 pub mod lab_balance;

@@ -27,6 +27,7 @@ const PRICES: &[Column<KnownPrice>] = &[
     }),
     ("egress", |p| amount(p.price.egress_per_gib_micros, "GiB")),
     ("disk", |p| amount(p.price.disk_per_gib_month_micros, "GiB-month")),
+    ("source", |p| p.price.source.clone()),
     ("as of", |p| format_time(p.price.as_of_unix_s * 1000).chars().take(10).collect()),
     ("not known", |p| p.unknown.join("; ")),
 ];
@@ -57,8 +58,10 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
                 Format::Csv => return output::list(context.format, &known.prices, PRICES),
                 Format::Table => {}
             }
-            if known.file.is_none() {
-                output::note("nothing costs anything: the controller was started without --prices");
+            if known.file.is_none() && known.prices.is_empty() {
+                output::note(
+                    "nothing costs anything: the controller was started without --prices, and no host is rented",
+                );
                 return Ok(());
             }
             output::list(context.format, &known.prices, PRICES)?;

@@ -132,7 +132,8 @@ fn keep_to_budget(candidate: &mut Candidate, snapshot: &Snapshot) {
     (candidate.impossible, candidate.over_budget) = (Some(why), !moves);
 }
 
-fn why_over(total: Option<MoneyRange>, money: &MoneyFacts) -> Option<String> {
+/// Why the job's budget, or its tenant's for the month, does not allow that.
+pub(crate) fn why_over(total: Option<MoneyRange>, money: &MoneyFacts) -> Option<String> {
     let whose = match (money.budget, money.month) {
         (Some(_), _) => "the job has a budget",
         (None, Some(_)) => "the tenant has a budget for the month",

@@ -267,6 +267,7 @@ pub(crate) fn way_name(way: Way) -> &'static str {
 }
 
 pub(crate) use changes::CONFINED;
+pub(crate) use cost::why_over;
 
 mod alike;
 mod changes;

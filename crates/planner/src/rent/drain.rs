@@ -119,6 +119,11 @@ impl Place {
         tariff.per_s * ends_s.max(least_s)
     }
 
+    /// In how many seconds a job would start there; `None` if it can't run there.
+    pub(super) fn starts_s(&self, job: &Job) -> Option<f64> {
+        self.way(job, 0.0).map(|way| way.start_s)
+    }
+
     /// How the job would run there, if it is there in so many seconds.
     fn way(&self, job: &Job, in_s: f64) -> Option<Way> {
         let slots = slots(job.cpus, job.memory_bytes, self.cpus, self.memory_bytes);
@@ -242,6 +247,8 @@ pub(super) struct Drained {
     per_hour: Vec<f64>,
     /// How many of the jobs wait already: the first ones.
     waiting: usize,
+    /// The places when all jobs are at theirs.
+    pub places: Vec<Place>,
 }
 
 /// What a place would be used for.
@@ -386,7 +393,7 @@ impl<'s> Drains<'s> {
             places.iter().zip(&ends_s).map(|(place, ends_s)| place.machine(*ends_s)).collect();
         sum += counted.iter().sum::<f64>();
         let (per_hour, waiting) = (self.per_hour.clone(), self.waiting);
-        Drained { sum, goes, ends_s, counted, per_hour, waiting }
+        Drained { sum, goes, ends_s, counted, per_hour, waiting, places }
     }
 
     /// Where the job's own sum is least, of places that end it at the same cost the one that ends it first. `None` if not to run is as good.

@@ -37,6 +37,9 @@ mod explain;
 mod idle;
 #[cfg(test)]
 mod tests;
+mod waits;
+
+pub use waits::waits;
 
 use std::collections::BTreeMap;
 

@@ -48,7 +48,7 @@ pub(super) fn job(number: usize, per_hour: f64) -> Job {
     }
 }
 
-fn host(number: usize) -> Host {
+pub(super) fn host(number: usize) -> Host {
     Host {
         host: HostId::new(format!("h{number}")).expect("letters and digits"),
         cpus: 8,
@@ -74,7 +74,7 @@ fn rented(number: usize, idle_s: Option<f64>) -> Host {
 }
 
 /// One own host, and so many jobs that wait.
-fn queue(jobs: usize, per_hour: f64) -> Snapshot {
+pub(super) fn queue(jobs: usize, per_hour: f64) -> Snapshot {
     Snapshot {
         jobs: (0..jobs).map(|number| job(number, per_hour)).collect(),
         arrived: Vec::new(),

@@ -15,7 +15,10 @@ async fn a_gang_whose_price_is_not_known_any_more_costs_once_what_was_reserved()
     let id = lab.submit(new).await;
     until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
     std::fs::write(lab.dir.path().join("prices.yaml"), "max-age: 30d\n").expect("write");
-    wait_for("no prices", async || lab.cluster.prices.now().is_none().then_some(())).await;
+    wait_for("no prices", async || {
+        lab.cluster.prices.now(&lab.cluster.rentals).is_none().then_some(())
+    })
+    .await;
     let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
     assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
     let cost = job.cost.expect("a cost");

@@ -13,6 +13,7 @@ use perigee_model::money::{Money, Price};
 use perigee_model::rental::states::{RentalState, Requested};
 use perigee_model::rental::{Instance, InstanceState, NewInstance, Notice, Offer};
 
+use crate::clock::now_ms;
 use crate::cluster::Cluster;
 
 /// What becomes of a request for an instance.
@@ -65,6 +66,10 @@ pub struct Inside {
     pub address: Option<String>,
     pub asked: Vec<NewInstance>,
     pub notices: Vec<Notice>,
+    /// It does not say what it offers while that is so.
+    pub hangs_offers: bool,
+    /// Its prices are so old.
+    pub offered_days_ago: u64,
     /// What must not happen, and did.
     pub wrong: Vec<String>,
     /// Whose requests these are.
@@ -194,7 +199,7 @@ pub fn offer(kind: &str, zone: &str, spot: bool) -> Offer {
             egress_per_gib_micros: None,
             disk_per_gib_month_micros: std::num::NonZeroU64::new(100_000),
             source: "test".to_owned(),
-            as_of_unix_s: 0,
+            as_of_unix_s: now_ms() / 1000,
         },
     }
 }
@@ -215,13 +220,21 @@ impl Provider for Double {
             per_hour_micros: std::num::NonZeroU64::new(3_000_000),
             ..offer("m1", "b", false).price
         };
-        let all = vec![
+        let mut all = vec![
             Offer { price: dear, ..offer("m1", "b", false) },
             offer("m1", "a", false),
             offer("m1", "a", true),
             unknown,
         ];
-        async move { Ok(all) }.boxed()
+        let age_s = self.inside().offered_days_ago * 86_400;
+        all.iter_mut().for_each(|offer| offer.price.as_of_unix_s -= age_s);
+        async move {
+            while self.inside().hangs_offers {
+                tokio::time::sleep(LATE).await;
+            }
+            Ok(all)
+        }
+        .boxed()
     }
 
     fn create<'a>(&'a self, new: &'a NewInstance) -> BoxFuture<'a, Result<Instance, CloudError>> {

@@ -1,0 +1,223 @@
+//! What rented hosts cost the jobs there, and what plans say of hosts that could be rented.
+
+use perigee_model::budget::Spending;
+use perigee_model::guest::GuestBody;
+use perigee_model::job::{Access, Job, JobSpec, JobState, Start};
+use perigee_model::job_plan::JobPlan;
+use perigee_model::tenant::Quota;
+use perigee_model::{JobId, SiteId, TenantName};
+
+use super::super::{finish, spec, vm_of};
+use super::*;
+use crate::{accounts, jobs};
+
+/// A job without data that starts at the provider's site.
+fn at_lab() -> JobSpec {
+    let site = SiteId::new("lab").expect("a name");
+    let start = Start::Site(site);
+    JobSpec {
+        start,
+        root_bytes: Some(1 << 30),
+        volumes: Vec::new(),
+        timeout_s: Some(60),
+        ..spec(Access::Read)
+    }
+}
+
+fn anywhere() -> JobSpec {
+    JobSpec { start: Start::Anywhere, ..at_lab() }
+}
+
+impl Rented {
+    /// A rented host that takes jobs.
+    async fn joined(&self, name: &str) -> FakeHost {
+        self.rent(name).await;
+        self.wait_for_state(name, RentalState::Starting).await;
+        let host = self.join(name).await;
+        self.wait_for_state(name, RentalState::Joined).await;
+        host
+    }
+
+    async fn set_budget(&self, budget_month: Money) {
+        let quota = Quota { budget_month: Some(budget_month), ..Quota::default() };
+        accounts::set_quota(&self.cluster, &TenantName::default(), quota).await.expect("a quota");
+    }
+
+    async fn wait_for_job(&self, id: &JobId, what: &str, is: impl Fn(&Job) -> bool) -> Job {
+        wait_for(what, async || {
+            let job = jobs::get(&self.cluster, id).await.expect("the job");
+            is(&job).then_some(job)
+        })
+        .await
+    }
+
+    fn spending(&self) -> Spending {
+        self.cluster.ledger.spending(Some(&TenantName::default()))
+    }
+
+    async fn plan(&self, spec: &JobSpec) -> JobPlan {
+        rentals::plan(&self.cluster, spec).await.expect("a plan")
+    }
+
+    /// With these prices in the controller's file.
+    async fn up_with_prices(prices: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("prices.yaml");
+        std::fs::write(&file, prices).expect("write");
+        let double = Double::default();
+        let renting = Renting { providers: vec![Arc::new(double.clone())], budget: Some(BUDGET) };
+        let own_url = Some("https://127.0.0.1:7000".to_owned());
+        let settings = Settings { own_url, renting, prices: Some(file), ..Settings::default() };
+        let started = Supervisor::start_with(dir.path(), TIMING, Traffic::Plain, settings, None);
+        let supervisor = started.await.expect("the controller starts");
+        let cluster = Arc::clone(&supervisor.cluster);
+        Self { dir, double, supervisor, cluster }
+    }
+}
+
+#[tokio::test]
+async fn a_job_at_a_rented_host_is_reserved_for_and_settled_by_the_rental_s_price() {
+    let rented = Rented::up(TIMING).await;
+    let host = rented.joined("rent-1").await;
+    rented.set_budget(Money::from_micros(1)).await;
+    let id = jobs::submit(&rented.cluster, at_lab()).await.expect("a job").id;
+    let says = "of the tenant's $0.000001 for this month $0 are spent and $0 reserved";
+    rented.wait_for_job(&id, "its reason", |job| job.reason.contains(says)).await;
+    rented.set_budget(BUDGET).await;
+    wait_for("the VM", async || host.inside().vms.contains_key(&vm_of(&id)).then_some(())).await;
+    let cost = jobs::get(&rented.cluster, &id).await.expect("the job").cost.expect("a cost");
+    // A dollar an hour, and a minute at least.
+    assert!(cost.predicted.low >= Money::from_micros(1_000_000 / 60), "{cost:?}");
+    assert_eq!(rented.spending(), Spending { spent: Money::ZERO, reserved: cost.predicted.high });
+    host.say(&vm_of(&id), GuestBody::Started);
+    rented.wait_for_job(&id, "it runs", |job| job.state == JobState::Running).await;
+    finish(&host, &host, &vm_of(&id));
+    let ended = rented.wait_for_job(&id, "its end", |job| job.state.is_final()).await;
+    let spent = ended.cost.and_then(|cost| cost.spent).expect("what was spent");
+    assert!(spent >= Money::from_micros(1_000_000 / 60), "{ended:?}");
+    assert_eq!(rented.spending(), Spending { spent, reserved: Money::ZERO });
+    // The host's own budget has the rental, and the tenant's the job.
+    assert!(rented.get("rent-1").reserved > Money::from_micros(1_000_000));
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_rented_host_s_price_is_shown_with_its_rental_and_an_entry_of_the_file_wins() {
+    let of_file = "hosts: {rent-2: {machine: $7/h, as-of: 2025-01-01, max-age: 3650d}}";
+    let rented = Rented::up_with_prices(of_file).await;
+    for name in ["rent-1", "rent-2"] {
+        rented.joined(name).await;
+    }
+    let known = rented.cluster.prices.known(&rented.cluster.rentals, |_| None);
+    let shown: Vec<(String, &str)> = known
+        .prices
+        .iter()
+        .map(|one| (one.host.as_ref().expect("a host").to_string(), one.price.source.as_str()))
+        .collect();
+    assert_eq!(
+        shown,
+        [("rent-2".to_owned(), "prices.yaml"), ("rent-1".to_owned(), "rental rent-1")]
+    );
+    assert_eq!(known.prices[1].unknown, ["egress: the provider does not say it"]);
+    let mut now = rented.cluster.prices.now(&rented.cluster.rentals).expect("prices");
+    let site = SiteId::new("lab").expect("a name");
+    let mut per_hour = |name: &str| {
+        let price = now.of(&HostId::new(name).expect("a name"), &site).expect("a price");
+        price.per_hour_micros.map(std::num::NonZeroU64::get)
+    };
+    assert_eq!((per_hour("rent-1"), per_hour("rent-2")), (Some(1_000_000), Some(7_000_000)));
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_plan_shows_what_could_be_rented_and_why_the_rest_is_not_considered() {
+    let rented = Rented::up(TIMING).await;
+    let plan = rented.plan(&anywhere()).await;
+    assert!(plan.plan.options.is_empty(), "no host is there");
+    let [one] = plan.rented.as_slice() else { panic!("{plan:?}") };
+    assert_eq!((one.kind.as_str(), one.zone.as_str(), one.site.as_str()), ("m1", "a", "lab"));
+    assert!(one.possible && one.cost.is_best_trade, "{one:?}");
+    let machine = one.cost.items[0].cost.expect("known").expected;
+    let seconds = (one.wait.expected_s + one.total.expected_s).ceil();
+    assert!(machine >= Money::from_micros(seconds as u64 * 1_000_000 / 3600), "{one:?}");
+    let not: Vec<(Option<&str>, &str)> =
+        plan.not_considered.iter().map(|one| (one.kind.as_deref(), one.why.as_str())).collect();
+    assert_eq!(not, [(Some("unknown"), "price unknown: the provider does not say it")]);
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_price_that_a_provider_said_long_ago_is_not_known() {
+    let rented = Rented::up(TIMING).await;
+    rented.double.inside().offered_days_ago = 40;
+    let problem = rentals::plan(&rented.cluster, &anywhere()).await.expect_err("nothing is there");
+    assert_eq!(problem.kind, ProblemKind::Unavailable);
+    rented.joined("rent-1").await;
+    let plan = rented.plan(&anywhere()).await;
+    assert!(plan.rented.is_empty(), "{plan:?}");
+    let why = &plan.not_considered[0].why;
+    assert!(why.starts_with("price unknown: it is ") && why.ends_with("more than 30d"), "{why}");
+    let cost = plan.plan.options[0].cost.as_ref().expect("a cost");
+    assert_eq!(cost.total, None, "nor does it cost nothing where it was rented");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_provider_that_does_not_answer_is_named_and_its_late_answer_serves_the_next_plan() {
+    let patient = RentalTiming { answer: PATIENCE, ..TIMING.rentals };
+    let rented = Rented::up(Timing { rentals: patient, ..TIMING }).await;
+    rented.joined("rent-1").await;
+    rented.double.inside().hangs_offers = true;
+    let asked = std::time::Instant::now();
+    let plan = rented.plan(&anywhere()).await;
+    assert!(asked.elapsed() < PATIENCE / 2, "{:?}", asked.elapsed());
+    assert!(!plan.plan.options.is_empty() && plan.rented.is_empty(), "{plan:?}");
+    let [one] = plan.not_considered.as_slice() else { panic!("{plan:?}") };
+    assert_eq!((one.provider.as_str(), one.kind.as_ref()), ("lab", None));
+    assert!(one.why.contains("has not answered for 3 s"), "{one:?}");
+    rented.double.inside().hangs_offers = false;
+    let answered = async || {
+        let plan = rented.plan(&anywhere()).await;
+        (!plan.rented.is_empty()).then_some(())
+    };
+    wait_for("the late answer", answered).await;
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_plan_says_for_what_a_host_without_room_is_waited_for() {
+    let rented = Rented::up(TIMING).await;
+    let host = rented.joined("rent-1").await;
+    let mut vm = new_vm("rent-1");
+    vm.volumes.clear();
+    let free = crate::cluster::capacity(&rented.cluster.hosts.report(&host.id).expect("a report"));
+    vm.memory_bytes = free.memory_bytes;
+    persistent::create(&rented.cluster, vm, "ann".to_owned()).await.expect("a VM");
+    wait_for("the VM", async || (!host.inside().vms.is_empty()).then_some(())).await;
+    let plan = rented.plan(&anywhere()).await;
+    let [wait] = plan.waits.as_slice() else { panic!("{plan:?}") };
+    assert_eq!((wait.host.as_str(), wait.wait), ("rent-1", None));
+    assert!(wait.why.contains("a VM is there whose end is not known"), "{wait:?}");
+    assert!(plan.ends(&plan.plan.options[0]).is_none(), "{plan:?}");
+    assert!(!plan.plan.options[0].cost.as_ref().expect("a cost").is_best_trade, "{plan:?}");
+    assert!(plan.rented[0].cost.is_best_trade, "{plan:?}");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn the_link_of_a_site_is_known_when_its_rented_host_is_gone() {
+    let rented = Rented::up(TIMING).await;
+    let own = FakeHost::start("home1", "home").await;
+    hosts::register(&rented.cluster, &own.id, own.addresses.clone()).await.expect("it registers");
+    let host = rented.joined("rent-1").await;
+    let between = async || rented.cluster.links.get(&host.id, &own.id).map(drop);
+    wait_for("the link", between).await;
+    rented.end("rent-1", false).await;
+    rented.goes_down_with_instance(&host).await;
+    rented.wait_for_state("rent-1", RentalState::Gone).await;
+    assert_eq!(rented.cluster.links.get(&host.id, &own.id).map(drop), None);
+    let sites = rented.cluster.links.of_sites();
+    let name = |site: &str| SiteId::new(site).expect("a name");
+    assert!(sites.iter().any(|(of, _)| *of == (name("lab"), name("home"))), "{sites:?}");
+    rented.supervisor.stop().await;
+}

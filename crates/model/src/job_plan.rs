@@ -1,0 +1,109 @@
+//! `POST /v1/jobs/plan`: the ways to run a job at the hosts that are there, when it could start at each of them, and the ways to run it at a
+//! host that would be rented for it.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::plan::{Estimate, OptionCost, Plan, PlanOption, Seconds, Unknown, Way};
+use crate::{HostId, SiteId};
+
+/// What a job would take and cost. It rents nothing: `plan` has the choice among the hosts that are there.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct JobPlan {
+    /// The ways at the hosts that are there, beside the other fields in JSON. Their times are from the VM's start.
+    #[serde(flatten)]
+    pub plan: Plan,
+    /// Of those hosts, the ones that have no room for the job now, and when they do. The others have room now.
+    #[serde(default)]
+    pub waits: Vec<HostWait>,
+    /// The ways at hosts that could be rented, the soonest first: the best trades, the soonest one of each way, and what is over a budget.
+    #[serde(default)]
+    pub rented: Vec<RentOption>,
+    /// What was not looked at, and why.
+    #[serde(default)]
+    pub not_considered: Vec<NotConsidered>,
+}
+
+/// When a job could start at a host that has no room for it now.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostWait {
+    /// Which host.
+    pub host: HostId,
+    /// The seconds until then; `None` if that is not known.
+    pub wait: Option<Estimate>,
+    /// What it waits for, or why that is not known.
+    pub why: String,
+}
+
+/// One way to run a job at a host that would be rented for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RentOption {
+    /// The provider's name in `providers.yaml`.
+    pub provider: String,
+    /// The provider's name of the kind of machine.
+    pub kind: String,
+    /// The provider's name of the place: the cheapest one.
+    pub zone: String,
+    /// May the provider take the host back at any time?
+    pub spot: bool,
+    /// The site that such a host is taken to be at: that of the provider's last rented host.
+    pub site: SiteId,
+    /// What the fields below call the host, which is not there.
+    pub host: HostId,
+    /// How the job would get to its data.
+    pub way: Way,
+    /// The seconds from the request to the VM's start.
+    pub wait: Estimate,
+    /// The expected seconds from the VM's start, part by part.
+    pub predicted: Seconds,
+    /// Their sum, and how far from it the truth may be.
+    pub total: Estimate,
+    /// The bytes that it would send between hosts; `None` if that is not known.
+    pub shipped_bytes: Option<u64>,
+    /// Parts of it that are guessed.
+    pub unknown: Vec<Unknown>,
+    /// Whether it keeps the budgets, and the job may run so.
+    pub possible: bool,
+    /// Why not, or how it differs from the way that was chosen.
+    pub reason: String,
+    /// What it would cost if the host were rented for this job alone: from the request to the command's end, with the host's whole disk.
+    pub cost: OptionCost,
+}
+
+/// What was not looked at for a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NotConsidered {
+    /// The provider's name in `providers.yaml`.
+    pub provider: String,
+    /// The kind of machine; `None`: nothing of this provider.
+    pub kind: Option<String>,
+    /// Whether the provider may take it back at any time.
+    pub spot: bool,
+    /// Why, in a few words.
+    pub why: String,
+}
+
+impl JobPlan {
+    /// When the job could start at this host of the plan; `None` if it has room now.
+    #[must_use]
+    pub fn wait(&self, host: &HostId) -> Option<&HostWait> {
+        self.waits.iter().find(|wait| wait.host == *host)
+    }
+
+    /// The seconds from now until an option of the plan ends; `None` if that is not known.
+    #[must_use]
+    pub fn ends(&self, option: &PlanOption) -> Option<Estimate> {
+        match self.wait(&option.start) {
+            None => Some(option.total),
+            Some(wait) => wait.wait.map(|wait| wait.and_then(option.total)),
+        }
+    }
+}
+
+impl RentOption {
+    /// The seconds from now until its end.
+    #[must_use]
+    pub fn ends(&self) -> Estimate {
+        self.wait.and_then(self.total)
+    }
+}
