@@ -57,7 +57,7 @@
 //! | What leaves a host that is drained, and what keeps it there? | `drain/mod.rs`, `drain/facts.rs`; what becomes of each: `planner/src/drain.rs`; which hosts those are: `cluster/drains.rs` |
 //! | What becomes of a rented host, and what keeps an instance from being made twice or forgotten? | `rentals/mod.rs`; the rules: `model/src/rental/states.rs`; what is remembered: `cluster/rentals.rs` |
 //! | What holds for all moves that nobody has asked for? | `migration/by_itself.rs`; how dear a VM's moves are: `cluster/balance.rs` |
-//! | Which VMs leave an overloaded host by themselves? | `balance/mod.rs`, `balance/look.rs`; what is said of one VM: `balance/explain.rs`; the rule: `planner/src/balance/mod.rs`; what is remembered: `cluster/balance.rs` |
+//! | Which VMs leave an overloaded host, or go to their data, by themselves? | `balance/mod.rs`, `balance/look.rs`, `balance/data.rs`, `balance/ways.rs`; what is said of one VM: `balance/explain.rs`; the rule: `planner/src/balance/mod.rs`; what is remembered: `cluster/balance.rs` |
 //! | How much memory has a VM that may have more or less of it while it runs? | `amounts.rs`; the rule: `planner/src/amounts.rs`; what is remembered: `cluster/amounts.rs`; at the host: `agent/src/vm/memory.rs` |
 //! | What of a removed host is remembered, for the case that it comes back? | `cleaner.rs` (its VMs), `storage/given_up.rs` (its volumes) |
 //! | What do all parts of the controller share, and what starts the drivers? | `cluster/` (the state below), `supervisor.rs` (the drivers above) |

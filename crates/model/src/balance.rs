@@ -82,7 +82,7 @@ pub struct SiteBalance {
     pub mode: BalanceMode,
     /// When it looked last, Unix time; `None` if it has not looked since it was started, or since the mode was set.
     pub looked_ms: Option<u64>,
-    /// The VMs that would lose less at another host of the site: those that move first.
+    /// The VMs that would lose less at another host, of the site or of another one that has their data: those that move first.
     pub vms: Vec<VmBalance>,
     /// The hosts whose loads are not known. No VM comes to them or leaves them by itself.
     pub not_known: Vec<LoadNotKnown>,
@@ -97,7 +97,7 @@ pub struct VmBalance {
     pub host: HostId,
     /// The host where it would lose least.
     pub to: HostId,
-    /// Whether the VM moves there, or would with [`BalanceMode::On`].
+    /// Whether the VM moves there, or would with [`BalanceMode::On`] at both hosts' sites.
     pub moves: bool,
     /// What would have been saved there so far, in seconds: the VM's own and its neighbours'.
     pub saved_s: f64,

@@ -7,7 +7,7 @@
 //! - [`plan`]: the ways to run a job that has not started, with predicted seconds and their ranges.
 //! - [`consider`]: whether a running VM moves now (the ski-rental rule).
 //! - [`predicted_end`]: when a running job ends.
-//! - [`balance::balance`]: which VM moves because its host is overloaded.
+//! - [`balance::balance`]: which VM moves because its host is overloaded, or because its data are elsewhere.
 //! - [`rent::decide`]: which host is rented or given back.
 //! - [`amounts::decide`]: how much memory a VM has that may have more or less of it.
 //! - [`move_cost`]: how long one live migration takes.
@@ -25,7 +25,7 @@
 //! | What would a way cost, and which one is chosen where money counts? | `options/cost.rs`; a tenant's budget for the month: `queue/pass.rs` |
 //! | When does a running VM move, or its data? | `running.rs`, `running/changes.rs`; at once, by its history: `running/sure.rs`; what that costs: `moving.rs`, `copying.rs` |
 //! | When does a running job end, and how much of its work is left? | `running/left.rs` |
-//! | When does a VM move because its host is overloaded? | `balance/` |
+//! | When does a VM move because its host is overloaded, or to its data? | `balance/` |
 //! | Which VM gets memory while it runs, and which gives some back? | `amounts.rs`; its facts: `controller/src/amounts.rs` |
 //! | When is a host rented, for which jobs, and when is it given back? | `rent/` |
 //! | What would a job take and cost at a host that would be rented for it, and how long would it wait at the others? | `offers.rs`, `rent/waits.rs`; its facts: `controller/src/rentals/plan.rs`, `controller/src/planning/waits.rs` |

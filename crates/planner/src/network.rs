@@ -5,6 +5,7 @@ use perigee_model::volume::IoStats;
 
 use crate::facts::{Cluster, DiskFacts};
 use crate::figures::Figures;
+use crate::learn::far_of_all;
 use crate::refused::Refused;
 use crate::work::VolumeWork;
 
@@ -51,6 +52,25 @@ pub(crate) fn io_s(
         (work.home_latency_us + extra_us + longer_bytes / rate * 1e6).max(work.home_latency_us);
     let in_flight = work.queue_depth();
     Ok((requests * latency_us / 1e6 / in_flight).max(work.bytes / rate))
+}
+
+/// The time that the network should add to a VM's I/O on these disks at a host, according to the probes. Only the ratio of two hosts is
+/// used, where both are far, so an error that the probes make at both has no effect.
+pub(crate) fn added_s(
+    cluster: &Cluster,
+    disks: &[DiskFacts],
+    at: &HostId,
+    figures: &mut Figures,
+) -> Result<f64, Refused> {
+    let mut total_s = 0.0;
+    for disk in disks {
+        let work = VolumeWork::learn(disk);
+        let read_share = if work.requests() > 0.0 { work.reads / work.requests() } else { 1.0 };
+        let far_share = far_of_all(disk.copy.far_share(at), read_share);
+        let longer_s = io_s(cluster, at, &disk.home, &work, figures)? - work.home_s();
+        total_s += far_share * longer_s;
+    }
+    Ok(total_s.max(0.0))
 }
 
 /// The path from a VM to a volume whose home is another host.

@@ -1,51 +1,86 @@
-//! For how much of the time VMs wait for disks whose home is another host.
+//! What VMs without a job did with their disks between the last two reports that looks have seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use perigee_model::{HostId, VmId, VolumeName};
 
-/// A disk of a VM at a host.
-pub type Disk = (VmId, HostId, VolumeName);
+use crate::meter::{Meter, Reading, Totals};
 
-#[derive(Debug, Clone, Copy)]
-struct Seen {
-    at: Instant,
-    busy_ns: u64,
-    /// Between the last two reports; `None` after the first one.
-    share: Option<f64>,
+/// A VM at a host. Another host's counters begin anywhere.
+pub type At = (VmId, HostId);
+
+/// A disk and its home.
+pub type Disk = (VolumeName, HostId);
+
+/// What was done in some time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Done {
+    /// Above 0.
+    pub wall_s: f64,
+    /// For each disk, in their order.
+    pub totals: Totals,
 }
 
-/// What the reports of disks' waits were at the last looks.
+#[derive(Debug)]
+struct Seen {
+    at: Instant,
+    disks: Vec<Disk>,
+    meter: Meter,
+    /// Between the last two reports; `None` after the first one.
+    done: Option<Done>,
+}
+
+/// What the reports were at the last looks.
 #[derive(Debug, Default)]
 pub struct DiskWaits {
-    seen: BTreeMap<Disk, Seen>,
-    noted: BTreeSet<Disk>,
+    seen: BTreeMap<At, Seen>,
+    noted: BTreeSet<At>,
 }
 
 impl DiskWaits {
-    /// Notes the time in which requests to another host were in flight, in ns since some moment, as it was reported. Returns the share of the
-    /// time since the report before, 0 to 1; `None` if that is not known.
-    pub fn note(&mut self, disk: Disk, at: Instant, busy_ns: u64) -> Option<f64> {
-        self.noted.insert(disk.clone());
-        let last = self.seen.get(&disk).copied();
-        let share = match last {
-            Some(last) if last.at == at => return last.share,
-            // The counter begins anew with its volume server.
-            Some(last) if busy_ns >= last.busy_ns && at > last.at => {
-                let busy_s = (busy_ns - last.busy_ns) as f64 / 1e9;
-                Some((busy_s / (at - last.at).as_secs_f64()).min(1.0))
+    /// Notes a report of a VM: when it was made, the CPU time of its vCPUs in ms, and the counters of its disks. Returns what was done since
+    /// the report before. `None` if that is not known: it is the first report, the disks or their homes are others, or a volume server
+    /// did not answer, whose figures the next report has.
+    pub fn note(
+        &mut self,
+        of: At,
+        at: Instant,
+        vcpu_ms: u64,
+        disks: &[(Disk, Reading)],
+    ) -> Option<Done> {
+        self.noted.insert(of.clone());
+        let names = disks.iter().map(|(disk, _)| disk);
+        let readings: Vec<Reading> = disks.iter().map(|(_, reading)| *reading).collect();
+        let is_whole = |one: &Reading| one.client.is_some() && one.home.is_some();
+        let known = self.seen.get_mut(&of).filter(|seen| seen.disks.iter().eq(names.clone()));
+        if let Some(seen) = known
+            && at >= seen.at
+        {
+            if at == seen.at || !readings.iter().all(is_whole) {
+                return seen.done.clone().filter(|_| at == seen.at);
             }
-            _ => None,
-        };
-        self.seen.insert(disk, Seen { at, busy_ns, share });
-        share
+            let before = seen.meter.totals.clone();
+            seen.meter.read(vcpu_ms, &readings);
+            let wall_s = (at - seen.at).as_secs_f64();
+            seen.at = at;
+            seen.done = Some(Done { wall_s, totals: seen.meter.totals.since(&before) });
+            return seen.done.clone();
+        }
+        self.seen.remove(&of);
+        if readings.iter().all(is_whole) {
+            let mut meter = Meter::default();
+            meter.read(vcpu_ms, &readings);
+            let disks = names.cloned().collect();
+            self.seen.insert(of, Seen { at, disks, meter, done: None });
+        }
+        None
     }
 
-    /// Forgets the disks that were not noted since the look before.
+    /// Forgets the VMs that were not noted since the look before.
     pub fn end_look(&mut self) {
         let noted = std::mem::take(&mut self.noted);
-        self.seen.retain(|disk, _| noted.contains(disk));
+        self.seen.retain(|of, _| noted.contains(of));
     }
 }
 
@@ -53,25 +88,43 @@ impl DiskWaits {
 mod tests {
     use std::time::Duration;
 
+    use perigee_model::volume::IoStats;
+
     use super::*;
 
-    fn disk(host: &str) -> Disk {
-        let (vm, volume) = ("web".parse().expect("a name"), "data".parse().expect("a name"));
-        (vm, host.parse().expect("a name"), volume)
+    fn at(host: &str) -> At {
+        ("web".parse().expect("a name"), host.parse().expect("a name"))
+    }
+
+    fn disk(home: &str, busy_s: u64) -> (Disk, Reading) {
+        let stats = IoStats { network_busy_ns: busy_s * 1_000_000_000, ..IoStats::default() };
+        let disk = ("data".parse().expect("a name"), home.parse().expect("a name"));
+        (disk, Reading { client: Some(stats), home: Some(stats), far: true })
     }
 
     #[test]
-    fn the_share_is_of_the_time_between_two_reports_and_not_known_before() {
+    fn what_was_done_is_of_the_time_between_two_reports_and_not_known_before() {
         let (mut waits, begun) = (DiskWaits::default(), Instant::now());
-        let at = |s| begun + Duration::from_secs(s);
-        assert_eq!(waits.note(disk("home1"), at(0), 5_000_000_000), None);
-        assert_eq!(waits.note(disk("home1"), at(10), 7_500_000_000), Some(0.25));
-        assert_eq!(waits.note(disk("home1"), at(10), 7_500_000_000), Some(0.25), "no new report");
-        assert_eq!(waits.note(disk("home1"), at(20), 0), None, "its volume server began anew");
-        assert_eq!(waits.note(disk("home1"), at(21), 9_000_000_000), Some(1.0), "never more");
-        assert_eq!(waits.note(disk("home2"), at(22), 9_000_000_000), None, "another host");
-        waits.end_look();
-        waits.end_look();
-        assert_eq!(waits.note(disk("home1"), at(23), 9_000_000_000), None, "it was forgotten");
+        let after = |s| begun + Duration::from_secs(s);
+        let mut note = |host: &str, s, vcpu_ms, disk| {
+            let done = waits.note(at(host), after(s), vcpu_ms, &[disk]);
+            if s == 30 {
+                waits.end_look();
+                waits.end_look();
+            }
+            done.map(|done| {
+                let busy_s = done.totals.disks[0].client.network_busy_ns / 1_000_000_000;
+                (done.wall_s, done.totals.vcpu_ms, busy_s)
+            })
+        };
+        assert_eq!(note("home1", 0, 100, disk("cloud1", 5)), None);
+        assert_eq!(note("home1", 10, 300, disk("cloud1", 7)), Some((10.0, 200, 2)));
+        assert_eq!(note("home1", 10, 300, disk("cloud1", 7)), Some((10.0, 200, 2)), "no new one");
+        let silent = |(of, reading): (Disk, Reading)| (of, Reading { home: None, ..reading });
+        assert_eq!(note("home1", 15, 400, silent(disk("cloud1", 8))), None, "its home is silent");
+        assert_eq!(note("home1", 20, 500, disk("cloud1", 9)), Some((10.0, 200, 2)), "of both");
+        assert_eq!(note("home1", 25, 600, disk("cloud2", 9)), None, "another home");
+        assert_eq!(note("home2", 30, 600, disk("cloud2", 9)), None, "another host");
+        assert_eq!(note("home2", 35, 600, disk("cloud2", 9)), None, "it was forgotten");
     }
 }

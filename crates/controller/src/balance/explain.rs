@@ -11,6 +11,7 @@ use perigee_planner::balance::explain;
 use crate::cluster::Cluster;
 use crate::cluster::balance::Looked;
 use crate::migration::by_itself;
+use crate::planning::shared_links::site_of;
 use crate::records::JobRecord;
 use crate::{planning, vms};
 
@@ -122,7 +123,19 @@ async fn next(
     if looked.not_known.iter().any(|one| one.host == *host) {
         return Ok(format!("stays at {host}: the host's load is not known now"));
     }
-    Ok(format!("stays at {host}: it would have lost no less elsewhere"))
+    let not_weighed = data_not_weighed(cluster, record, site);
+    Ok(format!("stays at {host}: it would have lost no less elsewhere{not_weighed}"))
+}
+
+/// That nobody looks at the sites of some of its data, so that it can't go there; nothing if that is not so.
+fn data_not_weighed(cluster: &Cluster, record: &JobRecord, site: &SiteId) -> String {
+    let sites = record.disks_needed().filter_map(|disk| site_of(cluster, &disk.home));
+    let mut others = sites.filter(|other| other != site);
+    let is_off = |other: &SiteId| cluster.balances.mode(other) == BalanceMode::Off;
+    let off = others.find(is_off).map(|other| {
+        format!("; nobody looks at site {other}, where it has data (perigee site balance {other} advise)")
+    });
+    off.unwrap_or_default()
 }
 
 /// A job's own driver decides.

@@ -1,28 +1,29 @@
-//! Gathers the loads of a site's hosts and VMs, and what their moves would cost.
+//! Gathers the loads of a site's hosts and VMs, and of the hosts of other sites that have data of these VMs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_model::balance::{LoadNotKnown, VmBalance};
+use perigee_model::balance::{BalanceMode, LoadNotKnown};
 use perigee_model::job::{HostState, JobState, Migration};
 use perigee_model::load::VcpuUse;
-use perigee_model::units::{format_bytes, format_seconds};
 use perigee_model::vm::HostReport;
-use perigee_model::{DiskRole, HostId, Problem, SiteId, VmId};
-use perigee_planner::Refused;
-use perigee_planner::balance::{Accounts, Elsewhere, HostLoad, Look, VmLoad, pairs, price_s};
+use perigee_model::{HostId, Problem, SiteId, VmId};
+use perigee_planner::balance::{Accounts, Comes, Elsewhere, HostLoad, Look, VmLoad, pairs};
 
+use super::data::Data;
 use super::disk_waits::DiskWaits;
+use super::ways::Ways;
 use crate::cleaner::Pending;
 use crate::cluster::balance::Seen;
-use crate::cluster::{Cluster, Used, capacity, groups_of};
-use crate::migration::{self, by_itself};
-use crate::planning::{Prices, links};
-use crate::records::{JobRecord, MigrationRecord, PlacedDisk, VolumeRecord, vm_of, volume_key};
+use crate::cluster::{Cluster, HostLink, Used, capacity, groups_of};
+use crate::migration::by_itself;
+use crate::planning::Prices;
+use crate::planning::shared_links::site_of;
+use crate::records::{JobRecord, MigrationRecord, vm_of};
 
 /// An older report says nothing of the last minute.
-const LOAD_AGE_MAX: Duration = Duration::from_secs(60);
+pub(super) const LOAD_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// A host where something waits for memory in no more than this share of the time does not lack any.
 const STALLED: f64 = 0.01;
@@ -32,10 +33,26 @@ impl Seen {
         self.ways.get(&(vm.clone(), host.clone()))?.as_ref().ok().copied()
     }
 
-    /// Why the loads of these hosts are not known.
+    fn comes(&self, host: &HostId) -> Comes {
+        // They are in order.
+        let at = self.look.hosts.binary_search_by(|load| load.host.cmp(host));
+        at.map_or(Comes::All, |at| self.look.hosts[at].comes)
+    }
+
+    /// Whether VMs are only advised to go to the host, because its site is not switched on.
+    pub fn only_advises(&self, host: &HostId) -> bool {
+        self.comes(host) == Comes::ForDataAdvised
+    }
+
+    /// Why the loads of these hosts are not known. Those of other sites are named by the looks there.
     pub fn not_known(&self, hosts: &[HostId]) -> Vec<LoadNotKnown> {
         let why = |host: &HostId| self.not_known.get(host).cloned().unwrap_or_default();
-        hosts.iter().map(|host| LoadNotKnown { host: host.clone(), why: why(host) }).collect()
+        let is_own = |host: &&HostId| self.comes(host) == Comes::All;
+        hosts
+            .iter()
+            .filter(is_own)
+            .map(|host| LoadNotKnown { host: host.clone(), why: why(host) })
+            .collect()
     }
 }
 
@@ -47,25 +64,30 @@ pub(super) async fn gather(
     passed: Duration,
     (accounts, waits): (&Accounts, &mut DiskWaits),
 ) -> Result<Seen, Problem> {
-    let here = Here::of(cluster, site);
-    let (mut vms, mut records) = (Vec::new(), BTreeMap::new());
-    let mut far = BTreeMap::new();
+    let here = Here::of(cluster, site, accounts);
+    let (mut vms, mut known) = (Vec::new(), BTreeMap::new());
     for record in cluster.unfinished_jobs() {
-        let Some(host) = cluster.index.host_of(&record).filter(|host| here.has(host)) else {
+        let Some(host) =
+            cluster.index.host_of(&record).filter(|host| here.hosts.contains_key(host))
+        else {
             continue;
         };
         if !record.vm_started || here.is_moving(&vm_of(&record.job.id)) {
             continue;
         }
-        let disks = here.far_disks(&record, &host, waits);
-        vms.push(here.vm(&record, host, &disks));
-        far.insert(vm_of(&record.job.id), disks);
-        records.insert(vm_of(&record.job.id), record);
+        // Of what is at other sites their own looks decide.
+        let data = match here.is_own(&host) {
+            true => Data::of(cluster, &record, &host, waits).await?,
+            false => Data::default(),
+        };
+        vms.push(here.vm(&record, host, &data));
+        known.insert(vm_of(&record.job.id), (record, data));
     }
     waits.end_look();
     let mut not_known = BTreeMap::new();
+    let hosts = here.hosts.iter();
     let hosts: Vec<HostLoad> =
-        here.hosts.iter().map(|host| here.host(host, &vms, &mut not_known)).collect();
+        hosts.map(|(host, part)| here.host(host, part, &vms, &mut not_known)).collect();
     let look = Look { passed_s: passed.as_secs_f64(), hosts, vms };
     let mut ways = BTreeMap::new();
     let pairs = pairs(accounts, &look);
@@ -74,47 +96,14 @@ pub(super) async fn gather(
         let loads: BTreeMap<&VmId, &VmLoad> =
             look.vms.iter().map(|load| (&load.vm, load)).collect();
         for (vm, targets) in pairs {
-            if let Some((load, record)) = loads.get(&vm).zip(records.get(&vm)) {
-                let far = far.get(&vm).map(Vec::as_slice).unwrap_or_default();
+            if let Some((load, (record, data))) = loads.get(&vm).zip(known.get(&vm)) {
                 let (prices, pending) = (&prices, &pending);
-                let from_here = Ways { cluster, load, record, far, prices, pending };
+                let from_here = Ways { cluster, load, record, data, prices, pending };
                 ways.extend(from_here.to(targets).await?);
             }
         }
     }
     Ok(Seen { look, ways, not_known })
-}
-
-/// What is copied after a VM that moves, in plain words after its reason; nothing if it has no disk where it is.
-///
-/// # Errors
-/// If the store can't be read.
-pub(super) async fn disks_that_follow(
-    cluster: &Cluster,
-    vm: &VmBalance,
-) -> Result<String, Problem> {
-    let Some(record) = cluster.index.of_vm(&vm.vm) else { return Ok(String::new()) };
-    let mut bytes = 0;
-    let disks = record.placement.iter().flat_map(|placement| &placement.disks);
-    for disk in disks.filter(|disk| disk.home != vm.to && (disk.temporary || !disk.read_only)) {
-        bytes += match disk.role {
-            DiskRole::Root => record.job.spec.root_bytes.unwrap_or_default(),
-            role if role.is_data() => {
-                let volume: Option<VolumeRecord> =
-                    cluster.records.read(&volume_key(&disk.volume)).await?;
-                let seen = volume.and_then(|volume| volume.seen);
-                seen.map_or(0, |seen| seen.allocated_bytes)
-            }
-            _ => 0,
-        };
-    }
-    let rate = links::toward(cluster, &vm.host, &vm.to).map_or(0, |link| link.rate_bytes_per_s);
-    if bytes == 0 || rate == 0 {
-        return Ok(String::new());
-    }
-    let takes = format_seconds(bytes as f64 / rate as f64);
-    let bytes = format_bytes(bytes);
-    Ok(format!("; then its disks follow: {bytes} at most, {takes} at the link's rate"))
 }
 
 fn is_at(migration: &Migration, host: &HostId) -> bool {
@@ -128,10 +117,16 @@ fn used_cpus(report: &HostReport) -> Option<f64> {
     report.cpus_used_1m.filter(|used| (0.0..=most).contains(used))
 }
 
+/// A host's part in a look.
+struct Part {
+    site: SiteId,
+    comes: Comes,
+}
+
 struct Here<'a> {
     cluster: &'a Cluster,
-    site: &'a SiteId,
-    hosts: Vec<HostId>,
+    /// Those of the site, and those of other sites that count for its VMs.
+    hosts: BTreeMap<HostId, Part>,
     /// Under way.
     moves: Vec<Arc<MigrationRecord>>,
     /// Completed, the newest last.
@@ -140,21 +135,48 @@ struct Here<'a> {
 }
 
 impl<'a> Here<'a> {
-    fn of(cluster: &'a Cluster, site: &'a SiteId) -> Self {
+    fn of(cluster: &'a Cluster, site: &SiteId, accounts: &Accounts) -> Self {
         let all = cluster.hosts.all();
-        let hosts = all.iter().filter(|host| host.addresses.site == *site);
-        Self {
+        let own = all.iter().filter(|host| host.addresses.site == *site);
+        let part = |host: &Arc<HostLink>| {
+            (host.id.clone(), Part { site: site.clone(), comes: Comes::All })
+        };
+        let mut here = Self {
             cluster,
-            site,
-            hosts: hosts.map(|host| host.id.clone()).collect(),
+            hosts: own.map(part).collect(),
             moves: cluster.unfinished_migrations(),
             done: cluster.index.past_moves(),
             used: cluster.index.used(),
+        };
+        here.add_others(accounts);
+        here
+    }
+
+    /// The hosts of other sites that have data of VMs here, or that such a VM has left for its data a short time ago. A site where nobody looks
+    /// at loads gets no VM.
+    fn add_others(&mut self, accounts: &Accounts) {
+        let cluster = self.cluster;
+        let mut others: BTreeSet<HostId> = accounts.left_on_trial().cloned().collect();
+        for record in cluster.unfinished_jobs() {
+            let host = cluster.index.host_of(&record).filter(|_| record.kind.is_persistent_vm());
+            if host.is_some_and(|host| self.is_own(&host)) {
+                others.extend(record.disks_needed().map(|disk| disk.home.clone()));
+            }
+        }
+        others.retain(|host| !self.hosts.contains_key(host));
+        for host in others {
+            let Some(site) = site_of(cluster, &host) else { continue };
+            let comes = match cluster.balances.mode(&site) {
+                BalanceMode::Off => continue,
+                BalanceMode::Advise => Comes::ForDataAdvised,
+                BalanceMode::On => Comes::ForData,
+            };
+            self.hosts.insert(host, Part { site, comes });
         }
     }
 
-    fn has(&self, host: &HostId) -> bool {
-        self.hosts.contains(host)
+    fn is_own(&self, host: &HostId) -> bool {
+        self.hosts.get(host).is_some_and(|part| part.comes == Comes::All)
     }
 
     fn is_moving(&self, vm: &VmId) -> bool {
@@ -181,31 +203,7 @@ impl<'a> Here<'a> {
         (can_be(load.running_vcpus) && can_be(load.waiting_vcpus)).then_some(load)
     }
 
-    /// The disks of a VM without a job whose home is another host, and the share of the time in which it waits for each; `None` where that is
-    /// not known.
-    fn far_disks(
-        &self,
-        record: &JobRecord,
-        host: &HostId,
-        waits: &mut DiskWaits,
-    ) -> Vec<(HostId, Option<f64>)> {
-        if !record.kind.is_persistent_vm() {
-            return Vec::new();
-        }
-        let vm = vm_of(&record.job.id);
-        let report = self.cluster.hosts.fresh_vm(host, &vm, LOAD_AGE_MAX);
-        let mut share = |disk: &PlacedDisk| {
-            let (at, report) = report.as_ref()?;
-            let mut disks = report.spec.disks.iter().zip(&report.io);
-            let (_, io) = disks.find(|(of, _)| of.volume == disk.volume)?;
-            let disk = (vm.clone(), host.clone(), disk.volume.clone());
-            waits.note(disk, *at, io.network_busy_ns)
-        };
-        let far = record.disks_needed().filter(|disk| disk.home != *host);
-        far.map(|disk| (disk.home.clone(), share(disk))).collect()
-    }
-
-    fn vm(&self, record: &JobRecord, host: HostId, far: &[(HostId, Option<f64>)]) -> VmLoad {
+    fn vm(&self, record: &JobRecord, host: HostId, data: &Data) -> VmLoad {
         let vm = vm_of(&record.job.id);
         let load = self.load(&host, &vm);
         let (demand, groups) = (self.cluster.index.demand_to_move(record), groups_of(record));
@@ -214,40 +212,32 @@ impl<'a> Here<'a> {
             memory_bytes: demand.memory_bytes,
             used_cpus: load.map(|load| load.running_vcpus),
             waited_cpus: load.map(|load| load.waiting_vcpus),
-            data_lost: far
-                .iter()
-                .map(|(_, share)| *share)
-                .sum::<Option<f64>>()
-                .map(|lost| lost.min(1.0)),
-            data_at: far.iter().map(|(home, _)| home.clone()).collect(),
+            data_lost: data.lost(),
+            data_at: data.far.clone(),
             taken_from: by_itself::taken_from(self.cluster, &vm),
             together: groups.together,
             apart: groups.apart,
-            may_move: self.may_move(record),
+            may_move: self.is_own(&host) && self.may_move(record),
             vm,
             host,
         }
     }
 
-    /// Whether the VM has no job, may move by itself, runs, and has all its disks at the site.
+    /// Whether the VM has no job, may move by itself, and runs.
     fn may_move(&self, record: &JobRecord) -> bool {
-        let cluster = self.cluster;
-        let is_here = |home: &HostId| {
-            cluster.hosts.get(home).is_ok_and(|home| home.addresses.site == *self.site)
-        };
         let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
         record.kind.is_persistent_vm()
             && record.job.spec.may_migrate
             && record.job.state == JobState::Running
             // Until they are there, it seems to have lost less where it was.
             && record.to_follow.is_empty()
-            && disks
-                .all(|disk| is_here(&disk.home) && !cluster.index.is_changing_home(&disk.volume))
+            && disks.all(|disk| !self.cluster.index.is_changing_home(&disk.volume))
     }
 
     fn host(
         &self,
         host: &HostId,
+        part: &Part,
         vms: &[VmLoad],
         not_known: &mut BTreeMap<HostId, String>,
     ) -> HostLoad {
@@ -282,7 +272,7 @@ impl<'a> Here<'a> {
         let pressure = pressure.and_then(|report| report.pressure.memory);
         HostLoad {
             host: host.clone(),
-            site: self.site.clone(),
+            site: part.site.clone(),
             cpus: report.as_ref().map_or(0.0, |report| f64::from(report.cpus)),
             other_cpus,
             memory_stalled: pressure
@@ -291,56 +281,8 @@ impl<'a> Here<'a> {
             free_vcpus: free.cpus,
             free_memory_bytes: free.memory_bytes,
             takes_vms: is_up && hosts.drain(host).is_none() && !waits_for_it,
+            comes: part.comes,
             in_a_move: self.moves.iter().any(|record| is_at(&record.migration, host)),
         }
-    }
-}
-
-/// The ways of one VM.
-struct Ways<'a> {
-    cluster: &'a Cluster,
-    load: &'a VmLoad,
-    record: &'a JobRecord,
-    far: &'a [(HostId, Option<f64>)],
-    prices: &'a Prices<'a>,
-    pending: &'a Pending,
-}
-
-type Way = ((VmId, HostId), Result<Elsewhere, String>);
-
-impl Ways<'_> {
-    async fn to(&self, targets: Vec<HostId>) -> Result<Vec<Way>, Problem> {
-        let (cluster, load) = (self.cluster, self.load);
-        let failed = by_itself::failed_lately(cluster, &load.vm, &targets);
-        let prices = self.prices.of_vm(self.record, &load.host, &targets).await?;
-        let wanted = load.used_cpus.unwrap_or(0.0) + load.waited_cpus.unwrap_or(0.0);
-        // Hosts of one site are equally far from each other.
-        let data_lost = |to: &HostId| {
-            let still_far = self.far.iter().filter(|(home, _)| home != to);
-            still_far.filter_map(|(_, share)| *share).sum::<f64>().min(1.0)
-        };
-        let elsewhere = |to: &HostId| {
-            if let Some(failed) = failed.iter().find(|failed| failed.to == *to) {
-                return Err(format!("{}; it is tried again later", failed.why));
-            }
-            migration::check(cluster, self.record, to, self.pending)
-                .map_err(|problem| problem.why)?;
-            let cost = prices.to(to).map_err(|refused| {
-                if matches!(refused, Refused::LinkNotMeasured { .. }) {
-                    links::want_missing(cluster, to, &load.host);
-                    links::want_missing(cluster, &load.host, to);
-                }
-                refused.to_string()
-            })?;
-            match cost.too_long() {
-                Some(too_long) => Err(too_long),
-                None => Ok(Elsewhere { price_s: price_s(&cost, wanted), data_lost: data_lost(to) }),
-            }
-        };
-        let of_target = |to: HostId| {
-            let there = elsewhere(&to);
-            ((load.vm.clone(), to), there)
-        };
-        Ok(targets.into_iter().map(of_target).collect())
     }
 }

@@ -1,15 +1,20 @@
-//! Moves VMs without a job away from overloaded hosts of their site, or says which would move, and why.
+//! Moves VMs without a job away from overloaded hosts of their site, and to their data, or says which would move, and why.
 //!
 //! [`look`] gathers what was measured, [`perigee_planner::balance`] decides, and here the moves are asked for, as a person would ask for
 //! them. A job's VM is weighed with its neighbours and not moved from here: its own driver decides, because it knows what the job still has
 //! to do (`jobs/decide_move.rs`). The disks of a VM that moves come after it.
 //!
+//! A VM goes to another site only for its data ([`data`]), and only where both sites are switched on: the look at its own site has the hosts of
+//! its data too. What is remembered of it comes to the accounts of the site where it is.
+//!
 //! Decided moves are in the record of the site before they are asked for, so that a controller that is started again does not repeat them at
 //! the price of first ones.
 
+mod data;
 mod disk_waits;
 pub mod explain;
 mod look;
+mod ways;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,6 +33,7 @@ use crate::cluster::balance::{BalanceRecord, Looked, Seen, balance_key};
 use crate::cluster::tasks::Task;
 use crate::cluster::{Alone, Cluster};
 use crate::migration::by_itself;
+use crate::planning::shared_links::site_of;
 use crate::{hosts, migration};
 
 /// So many checks of the hosts are from one look at their loads to the next one.
@@ -116,14 +122,21 @@ async fn look_at(
     last.at = Instant::now();
     let Balanced { decisions: mut vms, not_known } = decide(cluster, site, mode, &seen).await?;
     for vm in vms.iter_mut().filter(|vm| vm.moves) {
-        match look::disks_that_follow(cluster, vm).await {
+        match ways::disks_that_follow(cluster, vm).await {
             Ok(disks) => vm.reason.push_str(&disks),
             Err(problem) => tracing::warn!("what follows VM {} is not known: {problem}", vm.vm),
+        }
+        let other = site_of(cluster, &vm.to).filter(|_| seen.only_advises(&vm.to));
+        if let Some(other) = other {
+            let needs = format!(
+                "; it does when site {other} is switched on too: perigee site balance {other} on"
+            );
+            vm.reason.push_str(&needs);
         }
     }
     if mode == BalanceMode::On {
         let mut stay = Vec::new();
-        for vm in vms.iter_mut().filter(|vm| vm.moves) {
+        for vm in vms.iter_mut().filter(|vm| vm.moves && !seen.only_advises(&vm.to)) {
             // A person may have switched that off meanwhile.
             if cluster.balances.mode(site) != BalanceMode::On {
                 break;
@@ -137,7 +150,9 @@ async fn look_at(
         }
         undo(cluster, site, &stay).await?;
     }
-    let (all, moving) = (vms.len(), vms.iter().filter(|vm| vm.moves).count());
+    let is_made =
+        |vm: &&VmBalance| vm.moves && (mode != BalanceMode::On || !seen.only_advises(&vm.to));
+    let (all, moving) = (vms.len(), vms.iter().filter(is_made).count());
     let moves = if mode == BalanceMode::On { "move" } else { "would move" };
     let not_known = seen.not_known(&not_known);
     let unknown = not_known.len();
@@ -160,12 +175,14 @@ async fn decide(
     if cluster.balances.mode(site) != mode {
         return Ok(Balanced::default());
     }
+    let adopted = cluster.balances.adopt(site, &seen.look);
     let mut accounts = cluster.balances.accounts(site);
     let balanced = match mode {
         BalanceMode::On => balance(&mut accounts, &seen.look, |vm, host| seen.elsewhere(vm, host)),
         _ => advise(&mut accounts, &seen.look, |vm, host| seen.elsewhere(vm, host)),
     };
-    if mode == BalanceMode::On && balanced.decisions.iter().any(|decision| decision.moves) {
+    let is_made = |one: &VmBalance| one.moves && !seen.only_advises(&one.to);
+    if adopted || (mode == BalanceMode::On && balanced.decisions.iter().any(is_made)) {
         cluster.keep_accounts(site, &accounts).await?;
     }
     cluster.balances.set_accounts(site, accounts);
@@ -193,6 +210,14 @@ async fn move_vm(cluster: &Arc<Cluster>, vm: &VmBalance) -> Result<(), Problem> 
         job_progress: None,
         volumes: VolumesOnMove::Follow,
     };
+    let other = site_of(cluster, to);
+    if other.is_some_and(|other| cluster.balances.mode(&other) != BalanceMode::On) {
+        let what = format!("can't move VM {vm} to {to}");
+        return Err(Problem::conflict(what, "its site was switched off meanwhile"));
+    }
+    if let Some(why) = by_itself::waits_for(cluster, host, to, Alone::AtBoth) {
+        return Err(Problem::conflict(format!("can't move VM {vm} to {to}"), why));
+    }
     let why = (Trigger::Balanced, reason.clone());
     by_itself::begin_recorded(cluster, (vm, host), request, Alone::AtBoth, why).await?;
     tracing::info!("VM {vm} {reason}");

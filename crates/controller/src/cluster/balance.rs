@@ -144,6 +144,30 @@ impl Balances {
         self.lock().get(site).map(|known| known.accounts.clone()).unwrap_or_default()
     }
 
+    /// Takes what other sites remember of VMs that are at this one now: moves between sites make the next one dearer as others do, and are
+    /// judged. Returns whether there was anything. The caller has a turn.
+    pub fn adopt(&self, site: &SiteId, look: &Look) -> bool {
+        let hosts = look.hosts.iter().filter(|load| load.site == *site);
+        let hosts: BTreeSet<&HostId> = hosts.map(|load| &load.host).collect();
+        let here = look.vms.iter().filter(|load| hosts.contains(&load.host));
+        let here: BTreeMap<&VmId, &HostId> = here.map(|load| (&load.vm, &load.host)).collect();
+        let mut sites = self.lock();
+        let mut own = sites.remove(site).unwrap_or_default();
+        let mut adopted = false;
+        for other in sites.values_mut() {
+            let known: Vec<VmId> = other.accounts.known().cloned().collect();
+            let ages_s = (own.age_s(), other.age_s());
+            for vm in known {
+                if let Some(host) = here.get(&vm) {
+                    own.accounts.adopt(&mut other.accounts, (&vm, host), ages_s);
+                    adopted = true;
+                }
+            }
+        }
+        sites.insert(site.clone(), own);
+        adopted
+    }
+
     /// Notes the accounts as a look has left them.
     pub fn set_accounts(&self, site: &SiteId, accounts: Accounts) {
         let mut sites = self.lock();

@@ -60,7 +60,7 @@ pub fn refused(cluster: &Cluster, record: &JobRecord, vm: &VmId) -> Vec<RefusedW
 
 /// The hosts that have to be paid for and whose price is another one than that of the VM's host. What a job with a budget costs there was
 /// not reserved when the job started.
-fn with_other_price(cluster: &Cluster, record: &JobRecord) -> Vec<(HostId, String)> {
+pub fn with_other_price(cluster: &Cluster, record: &JobRecord) -> Vec<(HostId, String)> {
     let has_budget = record.job.spec.money.budget.is_some()
         || cluster.accounts.quota_of(record.job.id.as_str()).budget_month.is_some();
     let prices = cluster.prices.now(&cluster.rentals).filter(|_| has_budget);

@@ -65,7 +65,8 @@ impl<'a> Prices<'a> {
         Ok(VmPrices { from: from.clone(), facts, memory_bytes, dirty })
     }
 
-    /// These hosts as far as they are up, and the links from the first one to the others.
+    /// These hosts and those of the VM's disks, as far as they are up, and the links from the first one to the others and from all of them to
+    /// the disks.
     fn facts(&self, record: &JobRecord, from: &HostId, to: &[HostId]) -> Facts {
         let cluster = self.cluster;
         let vm = record.job.vm.as_ref();
@@ -73,16 +74,21 @@ impl<'a> Prices<'a> {
         let is_far = record.disks_needed().any(|disk| disk.home != *from);
         let own = is_far.then(|| shared_links::used_lanes(cluster, vm));
         let lanes = own.as_ref().unwrap_or(&self.lanes);
-        let hosts = std::iter::once(from).chain(to);
+        let places: BTreeSet<&HostId> = std::iter::once(from).chain(to).collect();
+        let homes: BTreeSet<&HostId> = record.disks_needed().map(|disk| &disk.home).collect();
+        let hosts = places.union(&homes);
         let mut hosts: Vec<HostFacts> =
             hosts.filter_map(|host| host_facts(cluster, host, &self.used, vm)).collect();
         hosts.iter_mut().for_each(|host| as_its_guest_sees(host, record));
-        let links = to.iter().flat_map(|to| {
-            // The destination has probed the direction from the source to the destination.
-            let sites = [to, from].map(|host| shared_links::site_of(cluster, host));
+        // The destination has probed the direction from the source to the destination.
+        let mut pairs: BTreeSet<(&HostId, &HostId)> = to.iter().map(|to| (to, from)).collect();
+        pairs.extend(places.iter().flat_map(|at| homes.iter().map(|home| (*at, *home))));
+        pairs.retain(|(at, home)| at != home);
+        let links = pairs.into_iter().flat_map(|(at, home)| {
+            let sites = [at, home].map(|host| shared_links::site_of(cluster, host));
             let [Some(from_site), Some(to_site)] = sites else { return Vec::new() };
             let sites = (from_site, to_site);
-            let links = cluster.links.get(to, from).into_iter();
+            let links = cluster.links.get(at, home).into_iter();
             let links = links.chain(self.of_sites.get(&sites).cloned());
             let facts = links.map(|link| LinkFacts {
                 from_site: sites.0.clone(),
@@ -105,6 +111,11 @@ impl<'a> Prices<'a> {
 }
 
 impl VmPrices {
+    /// The hosts and links that these prices depend on, and those to the VM's disks.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
     /// Predicts the migration as [`perigee_planner::consider`] does, and chooses how the memory is sent.
     ///
     /// # Errors

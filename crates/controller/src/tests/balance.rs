@@ -2,14 +2,13 @@
 
 use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmStanding};
 use perigee_model::drain::DrainHost;
-use perigee_model::job::{Access, Job, JobSpec, JobState, MigrationState, NewVolume, Start};
+use perigee_model::job::{Access, Job, JobSpec, JobState, MigrationState, Start};
 use perigee_model::load::{MemoryUse, Pressure, StalledTime, VcpuUse, VmLoad};
-use perigee_model::persistent_vm::{NewVm, NewVmVolume, SetVm, VmState};
+use perigee_model::persistent_vm::{NewVm, SetVm, VmState};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::{MigrationPhase, VmStatus};
-use perigee_model::volume::VolumeSource;
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, HostRules, LeaveSite, Problem, SiteId, VmId, VolumeName};
+use perigee_model::{HostId, HostRules, Problem, SiteId, VmId};
 use perigee_planner::balance::TAKEN;
 
 use super::drain::{source_is_asked, unreachable};
@@ -23,7 +22,6 @@ use crate::cluster::Alone;
 use crate::cluster::balance::{BalanceRecord, balance_key};
 use crate::migration::{Request, by_itself};
 use crate::planning::{self, links};
-use crate::storage::volumes;
 use crate::supervisor::Supervisor;
 use crate::vms::persistent;
 use crate::{balance, drain, hosts, jobs, term, vms};
@@ -33,7 +31,7 @@ fn home() -> SiteId {
 }
 
 /// The agent says that so many CPUs are in use, and that the VM's vCPU has half of what it wants of one.
-fn report(host: &FakeHost, cpus_used: Option<f64>, vm: Option<&VmId>) {
+pub(super) fn report(host: &FakeHost, cpus_used: Option<f64>, vm: Option<&VmId>) {
     host.inside().cpus_used_1m = cpus_used;
     if let Some(vm) = vm {
         report_vm(host, vm, VcpuUse { running_vcpus: 0.5, waiting_vcpus: 0.5 });
@@ -58,7 +56,7 @@ async fn not_known(lab: &Lab, what: &str, wanted: &[(&FakeHost, &str)]) {
     assert!(lab.cluster.index.migrations_of(&web()).is_empty(), "{what}");
 }
 
-fn at_home1() -> NewVm {
+pub(super) fn at_home1() -> NewVm {
     NewVm { volumes: Vec::new(), start: Start::Host(host("home1")), ..new_vm("home1") }
 }
 
@@ -95,7 +93,7 @@ async fn starving_as(new: NewVm, second_used: Option<f64>) -> (Lab, FakeHost) {
 }
 
 /// Both agents do what a migration from home1 that succeeds does.
-async fn arrives(lab: &Lab, to: &FakeHost) {
+pub(super) async fn arrives(lab: &Lab, to: &FakeHost) {
     switch_to(lab, to, &web());
     wait_for("the VM to have arrived", async || {
         let vm = vms::get(&lab.cluster, &web()).await.expect("the VM");
@@ -299,7 +297,7 @@ async fn a_mode_outlives_the_controller_and_is_of_a_site_that_has_a_host() {
     assert_eq!(balance::list(&lab.cluster).len(), hosts::sites(&lab.cluster).len());
 }
 
-async fn standing(lab: &Lab, vm: &VmId) -> VmStanding {
+pub(super) async fn standing(lab: &Lab, vm: &VmId) -> VmStanding {
     balance::explain::of_vm(&lab.cluster, vm).await.expect("a VM")
 }
 
@@ -439,42 +437,6 @@ async fn a_host_takes_part_in_one_move_that_nobody_has_asked_for() {
     assert_eq!(refused.why, why);
     // A drain empties its host whatever the loads are.
     begin(Alone::AtDestination).await.expect("nothing comes to home2");
-}
-
-/// Its host is idle; the volume that it reads is at the other one.
-#[tokio::test]
-async fn a_vm_without_a_job_goes_to_its_data_when_it_waits_for_them() {
-    let lab = Lab::up().await;
-    let second = second_home(&lab).await;
-    second.inside().pool_free_bytes = Some(1 << 40);
-    links::probe_all(&lab.cluster).await.expect("figures");
-    let far = VolumeName::new("far").expect("a name");
-    let new = NewVolume {
-        name: far.clone(),
-        host: Some(second.id.clone()),
-        size_bytes: Some(1 << 30),
-        source: VolumeSource::Empty,
-        leave_site: LeaveSite::Allowed,
-    };
-    volumes::create(&lab.cluster, new).await.expect("create");
-    let volumes = vec![NewVmVolume { volume: far.clone(), read_only: true, mount: None }];
-    lab.make_vm(NewVm { volumes, ..at_home1() }).await;
-    lab.runs().await;
-    report(&second, Some(0.0), None);
-    set(&lab, BalanceMode::On).await;
-    wait_for("the VM to be sent to its data", async || {
-        let mut home = lab.home.inside();
-        home.cpus_used_1m = Some(0.2);
-        let of = &mut home.vms.get_mut(&web()).expect("the VM").report;
-        let vcpus_1m = Some(VcpuUse { running_vcpus: 0.1, waiting_vcpus: 0.0 });
-        of.load = VmLoad { vcpus_1m, ..VmLoad::default() };
-        let disk = of.spec.disks.iter().position(|disk| disk.volume == far).expect("its disk");
-        of.io[disk].network_busy_ns += 20_000_000;
-        home.vms[&web()].asked.as_ref().map(drop)
-    })
-    .await;
-    let moved = &lab.cluster.index.migrations_of(&web())[0].migration;
-    assert_eq!(moved.to, second.id);
 }
 
 /// Of the last minute, so that the host's other tasks do not have their memory back from its VMs.

@@ -5,6 +5,7 @@ mod admissions;
 mod amounts;
 mod api;
 mod balance;
+mod balance_data;
 mod collect;
 mod confined;
 mod contents;

@@ -35,11 +35,18 @@ fn script(busy_percent: u64) -> String {
 /// # Errors
 /// The golden image can't be read, or there is no room for its copy.
 pub async fn make_image(golden: &Path, dir: &Path, busy_percent: u64) -> Result<PathBuf, Problem> {
+    make_image_of(golden, dir, &script(busy_percent)).await
+}
+
+/// The same with another program: what bash is to run when the guest is up.
+///
+/// # Errors
+/// As [`make_image`].
+pub async fn make_image_of(golden: &Path, dir: &Path, text: &str) -> Result<PathBuf, Problem> {
     let what = || format!("can't make a busy guest of {}", golden.display());
     let failed = |error: std::io::Error| Problem::internal(what(), error);
     let (image, program, commands) = (dir.join("busy.raw"), dir.join("busy"), dir.join("debugfs"));
-    let text = script(busy_percent);
-    std::fs::write(&program, &text).map_err(failed)?;
+    std::fs::write(&program, text).map_err(failed)?;
     let [golden, to] = [golden, &image].map(|path| path.to_string_lossy().into_owned());
     run_within(COPY_MAX, "cp", &["--sparse=always", "--reflink=auto", &golden, &to]).await?;
     let root = format!("{to}?offset={}", root_at(&image).map_err(failed)?);

@@ -34,7 +34,7 @@ use crate::process::own_cpus;
 use crate::progress::{Step, Steps};
 use crate::up::{self, Lab, with_lab};
 use crate::wan::LinkSettings;
-pub use guest::make_image;
+pub use guest::{make_image, make_image_of};
 pub use outcome::{Measured, Move, Outcome, VmAtEnd};
 use watch::Looks;
 

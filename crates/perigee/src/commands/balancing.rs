@@ -23,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// `perigee cluster VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Say which VMs would lose less at another host of their site, and why they stay or move
+    /// Say which VMs would lose less at another host, and why they stay or move
     Advise,
     /// Say that again whenever it changes, until Ctrl-C
     Watch,

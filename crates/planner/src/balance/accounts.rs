@@ -6,7 +6,7 @@ use perigee_model::balance::MoveTrial;
 use perigee_model::{HostId, VmId};
 use serde::{Deserialize, Serialize};
 
-use super::{Look, SURCHARGE_HALVES_IN_S, TRIAL_S, VmLoad};
+use super::{Look, MOSTLY, SURCHARGE_HALVES_IN_S, TRIAL_S, VmLoad};
 
 /// The accounts of all VMs: at most [`super::TARGETS`] for each VM that loses something, or has moved in the last hours.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -36,11 +36,33 @@ impl Account {
     }
 }
 
-/// What being at a host would have saved, and in how much time. Both are seconds.
+/// What being at a host would have saved, and in how much time. All are seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-struct Saved {
-    saved_s: f64,
-    for_s: f64,
+pub(super) struct Saved {
+    pub saved_s: f64,
+    pub for_s: f64,
+    /// What the VM has lost to the network to its data, and would have lost there.
+    #[serde(default)]
+    pub data_here_s: f64,
+    #[serde(default)]
+    pub data_there_s: f64,
+}
+
+impl Saved {
+    /// Whether the network to the VM's data is what would be saved.
+    pub fn is_by_data(&self) -> bool {
+        let by_data_s = self.data_here_s - self.data_there_s;
+        by_data_s > 0.0 && by_data_s >= self.saved_s * MOSTLY
+    }
+
+    fn plus(self, more: Self) -> Self {
+        Self {
+            saved_s: self.saved_s + more.saved_s,
+            for_s: self.for_s + more.for_s,
+            data_here_s: self.data_here_s + more.data_here_s,
+            data_there_s: self.data_there_s + more.data_there_s,
+        }
+    }
 }
 
 /// A move whose gain is not known yet.
@@ -124,6 +146,34 @@ impl Accounts {
         self.vms.contains_key(vm)
     }
 
+    /// The VMs of which anything is remembered.
+    pub fn known(&self) -> impl Iterator<Item = &VmId> {
+        self.vms.keys()
+    }
+
+    /// The hosts that VMs have left whose moves are on trial: a look at them judges these moves.
+    pub fn left_on_trial(&self) -> impl Iterator<Item = &HostId> {
+        self.vms.values().filter_map(|account| Some(&account.trial.as_ref()?.from))
+    }
+
+    /// Takes over what other accounts remember of a VM that is at this host now: how dear its next move is, and a move there that is on
+    /// trial. `ages_s`: for how long these accounts, and the others, were not aged.
+    pub fn adopt(&mut self, others: &mut Self, (vm, host): (&VmId, &HostId), ages_s: (f64, f64)) {
+        let Some(mut account) = others.vms.remove(vm) else { return };
+        let [gone, gone_there] = [ages_s.0, ages_s.1].map(|s| s.max(0.0) / SURCHARGE_HALVES_IN_S);
+        account.doublings = (account.doublings - gone_there).max(0.0) + gone;
+        account.saved.clear();
+        if account.host != *host {
+            (account.host, account.trial) = (host.clone(), None);
+        }
+        let Some(known) = self.vms.get_mut(vm) else {
+            self.vms.insert(vm.clone(), account);
+            return;
+        };
+        known.doublings = known.doublings.max(account.doublings);
+        known.trial = known.trial.take().or(account.trial);
+    }
+
     /// Forgets a VM that was deleted: another VM may get its name.
     pub fn forget(&mut self, vm: &VmId) {
         self.vms.remove(vm);
@@ -165,21 +215,20 @@ impl Accounts {
         }
     }
 
-    /// Adds seconds that were saved or lost in so many seconds, up to `most_s`. Returns the account; `None` if it is empty.
+    /// Adds seconds that were saved or lost, up to `most_s`. Returns the account; `None` if it is empty.
     pub(super) fn add(
         &mut self,
         load: &VmLoad,
         to: &HostId,
-        (saved_s, passed_s): (f64, f64),
+        more: Saved,
         most_s: f64,
-    ) -> Option<(f64, f64)> {
+    ) -> Option<Saved> {
         let known = self.vms.get(&load.vm).and_then(|account| account.saved.get(to));
-        let old = known.copied().unwrap_or_default();
-        let new =
-            Saved { saved_s: (old.saved_s + saved_s).min(most_s), for_s: old.for_s + passed_s };
+        let all = known.copied().unwrap_or_default().plus(more);
+        let new = Saved { saved_s: all.saved_s.min(most_s), ..all };
         if new.saved_s > 0.0 {
             self.of(load).saved.insert(to.clone(), new);
-            return Some((new.saved_s, new.for_s));
+            return Some(new);
         }
         self.close_one(&load.vm, to);
         None

@@ -20,7 +20,7 @@ pub fn explain(
     let factor = accounts.factor(vm);
     let mut hosts = targets(accounts, &loads, number, here);
     // Of few hosts each is named, with what stands against it.
-    let others = (0..look.hosts.len()).filter(|host| *host != here);
+    let others = (0..look.hosts.len()).filter(|host| *host != here && loads.is_near(number, *host));
     for host in others.take(TARGETS) {
         if hosts.len() < TARGETS && !hosts.contains(&host) {
             hosts.push(host);

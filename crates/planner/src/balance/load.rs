@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use perigee_model::{HostId, SiteId};
 
-use super::{HostLoad, Look, TAKEN, TARGETS, VmLoad};
+use super::{Comes, HostLoad, Look, TAKEN, TARGETS, VmLoad};
 
 /// How many of the emptiest hosts of a site are looked at for one VM.
 const EMPTIEST: usize = 4 * TARGETS;
@@ -163,6 +163,8 @@ impl<'a> Loads<'a> {
             "it is drained, does not answer, or has its VMs give memory back"
         } else if load.taken_from.as_ref() == Some(&host.host) {
             TAKEN
+        } else if !self.is_near(vm, to) {
+            "it is at another site, and has no data of the VM"
         } else if load.memory_bytes > at.free_memory_bytes {
             "it has not enough memory free"
         } else if load.vcpus > at.free_vcpus {
@@ -185,7 +187,14 @@ impl<'a> Loads<'a> {
         let at = &self.at[to];
         let has_room = load.memory_bytes <= at.free_memory_bytes && load.vcpus <= at.free_vcpus;
         let is_back = load.taken_from.as_ref() == Some(&host.host);
-        host.takes_vms && has_room && !is_back && self.is_allowed_by_groups(vm, to)
+        let is_free = host.takes_vms && has_room && !is_back;
+        is_free && self.is_near(vm, to) && self.is_allowed_by_groups(vm, to)
+    }
+
+    /// Whether the host is one of those that are balanced together, or has data of the VM.
+    pub fn is_near(&self, vm: usize, to: usize) -> bool {
+        let host = &self.look.hosts[to];
+        host.comes == Comes::All || self.look.vms[vm].data_at.contains(&host.host)
     }
 
     fn is_allowed_by_groups(&self, vm: usize, to: usize) -> bool {
@@ -239,7 +248,7 @@ fn emptiest<'a>(look: &'a Look, at: &[At]) -> BTreeMap<&'a SiteId, Vec<usize>> {
     let mut sites: BTreeMap<&SiteId, Vec<(f64, usize)>> = BTreeMap::new();
     for (number, (load, at)) in look.hosts.iter().zip(at).enumerate() {
         let Some(free) = at.wanted.map(|wanted| load.cpus - wanted) else { continue };
-        if load.takes_vms && free > 0.0 {
+        if load.takes_vms && load.comes == Comes::All && free > 0.0 {
             sites.entry(&load.site).or_default().push((free, number));
         }
     }

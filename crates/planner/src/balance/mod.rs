@@ -12,10 +12,13 @@
 //!   price doubles once more.
 //! - An account never has more than [`MOST`] times what it needs: what was lost long ago is no reason to move today.
 //! - A move has to fit: the target has processors, vCPUs and memory left for all that the VM wants. A host takes part in one move at a
-//!   time, because a second one would be decided by loads that the first one changes.
+//!   time, because a second one would be decided by loads that the first one changes. A VM that goes to its data needs no processors that
+//!   nobody else wants: what it would lose there, and its neighbours by it, is in its account.
 //!
 //! What is not known is never idle. A host with an unknown load, or with a VM whose load is unknown, neither gets nor loses a VM, and the
 //! accounts of its pairs stand still.
+//!
+//! A VM leaves the hosts that are balanced together only for its data: [`Comes`].
 //!
 //! The caller decides whether a site balances at all, which VMs may move ([`VmLoad::may_move`]), and where a VM may go (`elsewhere`).
 
@@ -28,12 +31,15 @@ use perigee_model::{HostId, SiteId, VmId};
 use crate::MoveCost;
 
 mod accounts;
+mod data;
 mod explain;
 mod load;
 #[cfg(test)]
 mod tests;
 
 pub use accounts::Accounts;
+use accounts::Saved;
+pub use data::Waited;
 pub use explain::explain;
 use load::Loads;
 
@@ -58,6 +64,15 @@ pub const TARGETS: usize = 16;
 
 /// Why a VM does not go by itself to a host ([`VmLoad::taken_from`]).
 pub const TAKEN: &str = "a person has moved the VM away from there";
+
+/// What is said of a move that is only advised.
+const WOULD_MOVE: &str = "would move";
+
+/// Where the network to its data is so much of what a VM would save, that is the reason of its move.
+const MOSTLY: f64 = 0.9;
+
+/// Less of the saving is not said.
+const TOLD: f64 = 0.1;
 
 /// Processors that a migration takes at each of its hosts.
 pub const COPYING_CPUS: f64 = 0.5;
@@ -99,8 +114,22 @@ pub struct HostLoad {
     pub free_memory_bytes: u64,
     /// Whether VMs may come: the host answers, and is not drained.
     pub takes_vms: bool,
+    /// Which of them.
+    pub comes: Comes,
     /// Whether a migration from or to the host is under way.
     pub in_a_move: bool,
+}
+
+/// Which VMs of the hosts that are balanced together may come to a host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Comes {
+    /// All: it is one of these hosts.
+    #[default]
+    All,
+    /// Those that have data there: it is a host of another site.
+    ForData,
+    /// The same, but they are only advised to: nothing moves by itself to that site.
+    ForDataAdvised,
 }
 
 /// A VM in a [`Look`].
@@ -157,20 +186,23 @@ pub struct Balanced {
 struct Candidate {
     vm: usize,
     to: usize,
-    saved_s: f64,
-    for_s: f64,
+    saved: Saved,
     price_s: f64,
     needed_s: f64,
     fits: bool,
+    /// What it would save is the network to its data.
+    by_data: bool,
+    /// It would only be advised.
+    advised: bool,
 }
 
 impl Candidate {
     fn is_due(&self) -> bool {
-        self.fits && self.saved_s >= self.needed_s
+        self.fits && self.saved.saved_s >= self.needed_s
     }
 
     fn surplus_s(&self) -> f64 {
-        self.saved_s - self.needed_s
+        self.saved.saved_s - self.needed_s
     }
 }
 
@@ -211,7 +243,7 @@ pub fn advise(
     look: &Look,
     elsewhere: impl Fn(&VmId, &HostId) -> Option<Elsewhere>,
 ) -> Balanced {
-    weigh(accounts, look, elsewhere, "would move").0
+    weigh(accounts, look, elsewhere, WOULD_MOVE).0
 }
 
 /// Adds up what the look shows, and decides; also returns the moves.
@@ -245,13 +277,29 @@ fn weigh(
             };
             let Some(saved) = loads.saved(vm, here, to, there.data_lost) else { continue };
             let (price_s, needed_s) = (there.price_s, there.price_s * factor);
-            let counted = (saved * counted_s, counted_s);
-            let Some((saved_s, for_s)) = accounts.add(load, host, counted, needed_s * MOST) else {
-                continue;
+            let counted = Saved {
+                saved_s: saved * counted_s,
+                for_s: counted_s,
+                data_here_s: load.data_lost.unwrap_or(0.0).min(1.0) * counted_s,
+                data_there_s: there.data_lost * counted_s,
             };
+            let Some(all) = accounts.add(load, host, counted, needed_s * MOST) else { continue };
             if saved > 0.0 {
-                let fits = loads.fits(vm, here, to);
-                candidates.push(Candidate { vm, to, saved_s, for_s, price_s, needed_s, fits });
+                // What the processors cost it and its neighbours there is in the account.
+                let by_data = counted.is_by_data();
+                let fits = by_data || loads.fits(vm, here, to);
+                let advised = look.hosts[to].comes == Comes::ForDataAdvised;
+                let saved = all;
+                candidates.push(Candidate {
+                    vm,
+                    to,
+                    saved,
+                    price_s,
+                    needed_s,
+                    fits,
+                    by_data,
+                    advised,
+                });
             }
         }
     }
@@ -286,7 +334,7 @@ fn targets(accounts: &Accounts, loads: &Loads, vm: usize, here: usize) -> Vec<us
     targets
 }
 
-/// The best move of each VM, or why its best one is not made; and the moves again.
+/// The best move of each VM, or why its best one is not made; and again those that are made.
 fn decide(
     loads: &mut Loads,
     mut candidates: Vec<Candidate>,
@@ -300,23 +348,30 @@ fn decide(
     for candidate in candidates {
         match places.get(&candidate.vm) {
             None => {
-                let moves = candidate.is_due() && loads.reserve(candidate.vm, candidate.to);
+                let moves = candidate.is_due()
+                    && (candidate.advised || loads.reserve(candidate.vm, candidate.to));
                 places.insert(candidate.vm, chosen.len());
                 chosen.push((candidate, moves));
             }
-            // Its best target is in another move, this one may not be.
-            Some(&place) if !chosen[place].1 && candidate.is_due() => {
-                if loads.reserve(candidate.vm, candidate.to) {
+            // Its best target is in another move or is only advised, this one may not be.
+            Some(&place) => {
+                let (best, moves) = chosen[place];
+                let is_left = candidate.is_due() && !candidate.advised;
+                if is_left && (!moves || best.advised) && loads.reserve(candidate.vm, candidate.to)
+                {
                     chosen[place] = (candidate, true);
                 }
             }
-            Some(_) => {}
         }
     }
-    let moves: Vec<_> = chosen.iter().filter(|(_, moves)| *moves).map(|(one, _)| *one).collect();
+    let made = chosen.iter().filter(|(one, moves)| *moves && !one.advised);
+    let moves: Vec<_> = made.map(|(one, _)| *one).collect();
     let mut decisions: Vec<VmBalance> = chosen
         .iter()
-        .map(|(candidate, moves)| decision(loads, candidate, moves.then_some(verb)))
+        .map(|(candidate, moves)| {
+            let verb = if candidate.advised { WOULD_MOVE } else { verb };
+            decision(loads, candidate, moves.then_some(verb))
+        })
         .collect();
     decisions.sort_by_key(|decision| !decision.moves);
     (decisions, moves)
@@ -325,7 +380,7 @@ fn decide(
 /// `moves` says in words that it does.
 fn decision(loads: &Loads, candidate: &Candidate, moves: Option<&str>) -> VmBalance {
     let (load, to) = (&loads.look.vms[candidate.vm], &loads.look.hosts[candidate.to].host);
-    let Candidate { saved_s, needed_s, .. } = *candidate;
+    let Candidate { saved: Saved { saved_s, .. }, needed_s, .. } = *candidate;
     let (vm, host) = (load.vm.clone(), load.host.clone());
     let reason = reason(loads, candidate, moves);
     VmBalance { vm, host, to: to.clone(), moves: moves.is_some(), saved_s, needed_s, reason }
@@ -334,16 +389,7 @@ fn decision(loads: &Loads, candidate: &Candidate, moves: Option<&str>) -> VmBala
 fn reason(loads: &Loads, candidate: &Candidate, moves: Option<&str>) -> String {
     let (load, to) = (&loads.look.vms[candidate.vm], &loads.look.hosts[candidate.to].host);
     let price = format_seconds(candidate.price_s);
-    let whose = match loads.neighbours(candidate.vm) {
-        0 => String::new(),
-        1 => ", its own and of 1 neighbour".to_owned(),
-        many => format!(", its own and of {many} neighbours"),
-    };
-    let saved = format!(
-        "{to} would have saved {} in the last {}{whose}",
-        format_seconds(candidate.saved_s),
-        format_seconds(candidate.for_s)
-    );
+    let saved = saved(loads, candidate);
     let surcharge = if candidate.needed_s > candidate.price_s * 1.01 {
         format!(", and after its last moves it must save {}", format_seconds(candidate.needed_s))
     } else {
@@ -352,10 +398,37 @@ fn reason(loads: &Loads, candidate: &Candidate, moves: Option<&str>) -> String {
     if let Some(verb) = moves {
         format!("{verb} {} → {to}: {saved}; a move costs {price}{surcharge}", load.host)
     } else if !candidate.fits {
-        format!("stays at {}: {saved}, but has no processors left for it", load.host)
+        format!("stays at {}: {saved}, but {to} has no processors left for it", load.host)
     } else if candidate.is_due() {
         format!("stays at {} until another move is over: {saved}", load.host)
     } else {
         format!("stays at {}: {saved}; a move costs {price}{surcharge}", load.host)
     }
+}
+
+/// What being at the other host would have saved, and what of it is the network to the VM's data.
+fn saved(loads: &Loads, candidate: &Candidate) -> String {
+    let (load, to) = (&loads.look.vms[candidate.vm], &loads.look.hosts[candidate.to].host);
+    let Saved { saved_s, for_s, data_here_s, data_there_s } = candidate.saved;
+    let [all, time, here, there] = [saved_s, for_s, data_here_s, data_there_s].map(format_seconds);
+    let by_data_s = data_here_s - data_there_s;
+    let hosts: Vec<&str> = load.data_at.iter().map(HostId::as_str).collect();
+    let data = if hosts.is_empty() { String::new() } else { format!(" at {}", hosts.join(", ")) };
+    if candidate.by_data {
+        return format!(
+            "has lost {here} of the last {time} to the network to its data{data}, would have lost {there} at {to}"
+        );
+    }
+    let whose = match loads.neighbours(candidate.vm) {
+        0 => String::new(),
+        1 => ", its own and of 1 neighbour".to_owned(),
+        many => format!(", its own and of {many} neighbours"),
+    };
+    let said = format!("{to} would have saved {all} in the last {time}{whose}");
+    if by_data_s.abs() < saved_s * TOLD {
+        return said;
+    }
+    format!(
+        "{said}; it has lost {here} to the network to its data{data}, would have lost {there} there"
+    )
 }

@@ -25,6 +25,7 @@ fn host(number: usize) -> HostLoad {
         free_vcpus: 32,
         free_memory_bytes: 16 * GIB,
         takes_vms: true,
+        comes: Comes::All,
         in_a_move: false,
     }
 }
@@ -365,6 +366,7 @@ fn a_price_of_nothing_does_not_make_moves_free() {
 }
 
 mod adversary;
+mod data;
 
 #[test]
 fn a_change_that_was_decided_elsewhere_makes_the_next_one_dearer_until_that_is_long_ago() {

@@ -8,16 +8,15 @@ use crate::cpu_load::load_factor;
 use crate::facts::{HostFacts, Running};
 use crate::figures::Figures;
 use crate::hosts::{computing_factor, cpu_factor, slower_s};
-use crate::learn::{Learned, Source, far_of_all};
+use crate::learn::{Learned, Source};
 use crate::moving::{Dirty, MoveCost, move_cost};
-use crate::network::{io_s, lost_by_reads_share, not_computing_s};
+use crate::network::{added_s, lost_by_reads_share, not_computing_s};
 use crate::options::CONFINED;
 use crate::refused::Refused;
 use crate::running::is_clearly_less;
 use crate::running::left::{by_progress, share_left, sources, without_it};
 use crate::running::sure::now;
 use crate::spread::Spread;
-use crate::work::VolumeWork;
 
 /// What waiting for a CPU that others had has cost a VM, and what it would have cost at another host.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -193,8 +192,10 @@ fn place<'a>(
 ) -> Result<Better<'a>, Refused> {
     let to = &host.id;
     let mut figures = Figures::default();
-    let here_s = network_s(running, &running.host, &mut figures)?;
-    let there_s = network_s(running, to, &mut figures)?;
+    let network_s =
+        |at, figures: &mut Figures| added_s(&running.cluster, &running.disks, at, figures);
+    let here_s = network_s(&running.host, &mut figures)?;
+    let there_s = network_s(to, &mut figures)?;
     let bound_s = not_computing_s(running.wall_s, running.vcpu_s, running.cpus);
     let cpu_wait = cpu_wait(running, lost_s, host)?;
     let lost_there_s = match here_s > 0.0 {
@@ -295,18 +296,4 @@ fn to_lose(
         None => learned.network_longer(&now, &then),
     };
     Some(whole.by(share_left(running, learned)?).at_least(0.0))
-}
-
-/// The time that the network should add to this job's I/O at a host, according to the probes. Only the ratio of
-/// two hosts is used, so an error that the probes make at both has no effect.
-fn network_s(running: &Running, at: &HostId, figures: &mut Figures) -> Result<f64, Refused> {
-    let mut total_s = 0.0;
-    for disk in &running.disks {
-        let work = VolumeWork::learn(disk);
-        let read_share = if work.requests() > 0.0 { work.reads / work.requests() } else { 1.0 };
-        let far_share = far_of_all(disk.copy.far_share(at), read_share);
-        let longer_s = io_s(&running.cluster, at, &disk.home, &work, figures)? - work.home_s();
-        total_s += far_share * longer_s;
-    }
-    Ok(total_s.max(0.0))
 }

@@ -1,7 +1,7 @@
 //! What a rule sees of the simulated cluster.
 
 use perigee_model::{HostId, VmId};
-use perigee_planner::balance::{Elsewhere, HostLoad, Look, VmLoad, price_s};
+use perigee_planner::balance::{Comes, Elsewhere, HostLoad, Look, VmLoad, price_s};
 
 use super::World;
 
@@ -43,6 +43,7 @@ impl World<'_> {
             free_vcpus: host.free_vcpus,
             free_memory_bytes: host.free_memory_bytes,
             takes_vms: host.is_up,
+            comes: Comes::All,
             in_a_move: host.in_a_move,
         });
         Look { passed_s, hosts: hosts.collect(), vms }

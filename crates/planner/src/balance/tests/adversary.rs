@@ -23,6 +23,13 @@ struct Cluster {
     moves: Vec<Vec<(f64, HostId)>>,
     /// Of each VM what each host would have saved since the VM came, never below 0.
     saved: Vec<Vec<f64>>,
+    /// Of each VM the host that has its data, and what share of its time it loses at others.
+    data: Vec<(usize, f64)>,
+}
+
+/// What a VM loses at a host to the network to its data.
+fn lost_at(host: &HostId, (data_at, lost): (usize, f64)) -> f64 {
+    if *host == host_id(data_at) { 0.0 } else { lost }
 }
 
 impl Cluster {
@@ -34,6 +41,24 @@ impl Cluster {
             now_s: 0.0,
             moves: vec![Vec::new(); VMS],
             saved: vec![vec![0.0; HOSTS]; VMS],
+            data: vec![(0, 0.0); VMS],
+        }
+    }
+
+    /// The second host is at another site: to it go only VMs whose data it has.
+    fn of_two_sites(data: &[(usize, f64)]) -> Self {
+        let mut cluster = Self::new(|number| number % HOSTS);
+        cluster.look.hosts[1].site = SiteId::new("cloud").expect("a name");
+        cluster.look.hosts[1].comes = Comes::ForData;
+        cluster.data = data.to_vec();
+        cluster
+    }
+
+    fn say_what_data_cost(&mut self) {
+        for (load, data) in self.look.vms.iter_mut().zip(&self.data) {
+            load.data_lost = Some(lost_at(&load.host, *data));
+            load.data_at = vec![host_id(data.0)];
+            load.data_at.retain(|host| *host != load.host);
         }
     }
 
@@ -56,8 +81,9 @@ impl Cluster {
                 let others = self.wanted(host, number);
                 (others + own - CPUS).max(0.0) - (others - CPUS).max(0.0)
             };
-            let here = marginal(&self.look.vms[number].host);
-            let there: Vec<f64> = (0..HOSTS).map(|host| marginal(&host_id(host))).collect();
+            let cost = |host: &HostId| marginal(host) + lost_at(host, self.data[number]);
+            let here = cost(&self.look.vms[number].host);
+            let there: Vec<f64> = (0..HOSTS).map(|host| cost(&host_id(host))).collect();
             for (saved, there) in self.saved[number].iter_mut().zip(there) {
                 *saved = (*saved + (here - there) * STEP_S).max(0.0);
             }
@@ -66,9 +92,15 @@ impl Cluster {
 
     /// One look, with all that must hold of it.
     fn step(&mut self) -> Result<(), TestCaseError> {
+        self.say_what_data_cost();
         self.add_up();
         self.now_s += STEP_S;
-        let decisions = balance(&mut self.accounts, &self.look, same_data).decisions;
+        let data: BTreeMap<VmId, (usize, f64)> =
+            self.look.vms.iter().map(|load| load.vm.clone()).zip(self.data.clone()).collect();
+        let elsewhere = |vm: &VmId, host: &HostId| {
+            Some(Elsewhere { price_s: PRICE_S, data_lost: lost_at(host, data[vm]) })
+        };
+        let decisions = balance(&mut self.accounts, &self.look, elsewhere).decisions;
         let mut used = Vec::new();
         for decision in decisions.iter().filter(|decision| decision.moves) {
             for host in [&decision.host, &decision.to] {
@@ -84,6 +116,8 @@ impl Cluster {
 
     fn moved(&mut self, number: usize, to: &HostId) -> Result<(), TestCaseError> {
         let target = (0..HOSTS).find(|host| host_id(*host) == *to).expect("a host");
+        let may_come = self.look.hosts[target].comes == Comes::All || self.data[number].0 == target;
+        prop_assert!(may_come, "{to} is at another site, and has none of its data");
         let last = self.moves[number].last();
         if last.is_some_and(|(at_s, from)| from == to && self.now_s - at_s < HOUR_S / 2.0) {
             // Half an hour has taken less than half a doubling from the surcharge.
@@ -93,7 +127,9 @@ impl Cluster {
         let wanted_before = self.wanted(&self.look.vms[number].host, VMS);
         let from = std::mem::replace(&mut self.look.vms[number].host, to.clone());
         let there = self.wanted(to, VMS);
-        let is_right = there <= CPUS + 1e-9 || there <= wanted_before * 0.75 + 1e-9;
+        let by_data = lost_at(&from, self.data[number]) - lost_at(to, self.data[number]);
+        let is_right =
+            by_data > 0.0 || there <= CPUS + 1e-9 || there <= wanted_before * 0.75 + 1e-9;
         prop_assert!(
             is_right,
             "{there} processors are wanted at {to}, and {wanted_before} were at {from}"
@@ -122,6 +158,27 @@ proptest! {
                 let shift = if follows { cluster.moves[number].len() } else { 0 };
                 let wanted = loads[(step / 10 * VMS + number + shift) % loads.len()];
                 cluster.look.vms[number].used_cpus = Some(WANTED[wanted]);
+            }
+            cluster.step()?;
+        }
+    }
+
+    /// What the network costs changes every 100 s, and so does what VMs want of CPUs. Where the data are stays as it is.
+    #[test]
+    fn no_data_at_another_site_make_the_balancer_churn(
+        loads in proptest::collection::vec((0usize..3, 0.0f64..1.0), VMS * 36),
+        homes in proptest::collection::vec(0..HOSTS, VMS),
+        follows in any::<bool>(),
+    ) {
+        const WANTED: [f64; 3] = [0.1, 3.2, 5.0];
+        let data: Vec<(usize, f64)> = homes.iter().map(|home| (*home, 0.0)).collect();
+        let mut cluster = Cluster::of_two_sites(&data);
+        for step in 0..720 {
+            for number in 0..VMS {
+                let shift = if follows { cluster.moves[number].len() } else { 0 };
+                let (wanted, lost) = loads[(step / 10 * VMS + number + shift) % loads.len()];
+                cluster.look.vms[number].used_cpus = Some(WANTED[wanted]);
+                cluster.data[number].1 = lost;
             }
             cluster.step()?;
         }
