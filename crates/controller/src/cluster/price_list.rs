@@ -214,15 +214,16 @@ fn read(file: &Path) -> Result<String, Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::ledger::Ledger;
     use crate::store::SqliteStore;
 
     fn prices(per_hour: &str) -> String {
         format!("sites:\n  cloud: {{machine: {per_hour}/h, as-of: 2025-01-01, max-age: 3650d}}\n")
     }
 
-    fn per_hour(prices: &Prices) -> Option<u64> {
+    fn per_hour(prices: &Prices, rentals: &Rentals) -> Option<u64> {
         let (host, site) = ("cloud1".parse().expect("a name"), "cloud".parse().expect("a name"));
-        Some(prices.now(&Rentals::default())?.of(&host, &site)?.per_hour_micros?.get())
+        Some(prices.now(rentals)?.of(&host, &site)?.per_hour_micros?.get())
     }
 
     #[tokio::test]
@@ -231,12 +232,14 @@ mod tests {
         let file = dir.path().join("prices.yaml");
         let store = SqliteStore::open(&dir.path().join("state.db")).expect("a store");
         let records = Records::new(Arc::new(store));
+        let ledger = Arc::new(Ledger::load(&records).await.expect("a ledger"));
+        let rentals = &Rentals::load(&records, ledger).await.expect("no rentals");
         let load = async || Prices::load(Some(file.clone()), &records).await;
         std::fs::write(&file, "sites: [").expect("write");
         assert!(load().await.is_err(), "no prices are known that could count");
         std::fs::write(&file, prices("$1")).expect("write");
         let read = load().await.expect("prices");
-        assert_eq!(per_hour(&read), Some(1_000_000));
+        assert_eq!(per_hour(&read, rentals), Some(1_000_000));
         std::fs::write(&file, prices("$2")).expect("write");
         assert!(read.read_again().await.expect("prices"));
         assert!(!read.read_again().await.expect("the same prices"));
@@ -245,20 +248,20 @@ mod tests {
             let problem = read.read_again().await.expect_err("it is broken");
             assert!(problem.what.contains("prices.yaml:2: sites.cloud.machine"), "{problem}");
         }
-        assert_eq!(per_hour(&read), Some(2_000_000));
-        let known = read.known(&Rentals::default(), |_| None);
+        assert_eq!(per_hour(&read, rentals), Some(2_000_000));
+        let known = read.known(rentals, |_| None);
         assert!(
             known.problem.contains("sites.cloud.machine") && known.prices.len() == 1,
             "{known:?}"
         );
         let again = load().await.expect("the last good prices");
-        assert_eq!(per_hour(&again), Some(2_000_000));
-        assert!(!again.known(&Rentals::default(), |_| None).problem.is_empty());
+        assert_eq!(per_hour(&again, rentals), Some(2_000_000));
+        assert!(!again.known(rentals, |_| None).problem.is_empty());
         std::fs::remove_file(&file).expect("remove");
         assert!(again.read_again().await.is_err());
-        assert_eq!(per_hour(&again), Some(2_000_000));
+        assert_eq!(per_hour(&again, rentals), Some(2_000_000));
         let none = Prices::load(None, &records).await.expect("nothing to read");
-        assert!(none.now(&Rentals::default()).is_none());
+        assert!(none.now(rentals).is_none());
     }
 
     #[tokio::test]

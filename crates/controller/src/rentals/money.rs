@@ -77,6 +77,13 @@ fn counts(cluster: &Cluster, at_ms: u64) -> bool {
     cluster.clock.age_ms(at_ms) / 1000 <= PERIOD_S
 }
 
+/// What all rentals but this one have cost beyond what is reserved for them, as one that something can't leave.
+fn beyond(cluster: &Cluster, without: Option<&RentalId>) -> Money {
+    let all = cluster.rentals.all().into_iter();
+    let others = all.filter(|other| Some(&other.id) != without && !other.state.is_over());
+    others.map(|other| spent(cluster, &other).unwrap_or_default().less(other.reserved)).sum()
+}
+
 /// What is to be reserved for a rental.
 struct Ask {
     what: String,
@@ -102,11 +109,7 @@ impl Ask {
             Problem::conflict(&what, "the cluster has no budget for rented hosts")
                 .next("start the controller with --rent-budget")
         })?;
-        let others = cluster.rentals.all().into_iter();
-        let others = others.filter(|other| other.id != rental.id && !other.state.is_over());
-        let beyond = others
-            .map(|other| spent(cluster, &other).unwrap_or_default().less(other.reserved))
-            .sum();
+        let beyond = beyond(cluster, Some(&rental.id));
         Ok(Self { what, for_s, high, budget, beyond })
     }
 
@@ -163,6 +166,6 @@ pub async fn forget(cluster: &Cluster, id: &RentalId) -> Result<(), Problem> {
 
 /// What is left of the budget for rented hosts; `None` if there is no budget.
 pub fn left(cluster: &Cluster) -> Option<Money> {
-    let counted = cluster.rentals.all().iter().map(|rental| counts(cluster, rental)).sum();
-    Some(cluster.settings.renting.budget?.less(counted))
+    let taken = cluster.ledger.rented("", |at_ms| counts(cluster, at_ms)).taken();
+    Some(cluster.settings.renting.budget?.less(taken.plus(beyond(cluster, None))))
 }
