@@ -65,12 +65,7 @@ pub async fn rent(cluster: &Arc<Cluster>, ask: RentHost, by: String) -> Result<R
             .next("rentals that are over count too, for 31 days if they have cost something")
     })?;
     let provider = Arc::clone(cluster.settings.renting.provider(&ask.provider)?);
-    let site = match ask.site.clone() {
-        Some(site) => site,
-        None => SiteId::new(provider.name()).map_err(|e| {
-            Problem::invalid(&what, e).next("name the site of the host: --site SITE")
-        })?,
-    };
+    let site = ask.site.clone().map_or_else(|| site_of(provider.name(), &what), Ok)?;
     let offer = offer(cluster, &provider, &ask, &site).await?;
     let id = match ask.id {
         Some(id) => id,
@@ -121,6 +116,12 @@ pub async fn rent(cluster: &Arc<Cluster>, ask: RentHost, by: String) -> Result<R
     }
     cluster.drive_rental(&id);
     get(cluster, &id)
+}
+
+/// The site of the provider's hosts if nobody names one.
+fn site_of(provider: &str, what: &str) -> Result<SiteId, Problem> {
+    SiteId::new(provider)
+        .map_err(|e| Problem::invalid(what, e).next("name the site of the host: --site SITE"))
 }
 
 /// The address at which hosts reach the controller.

@@ -132,6 +132,14 @@ async fn a_job_over_the_month_s_budget_waits_with_its_reason_until_the_budget_is
     let spent = ended.cost.and_then(|cost| cost.spent).expect("what was spent");
     assert!(spent > Money::ZERO, "{ended:?}");
     assert_eq!(lab.spending(), Spending { spent, reserved: Money::ZERO });
+    let score = async |wanted: bool| {
+        crate::planning::score(&lab.cluster, |_| wanted, false).await.expect("a score").money
+    };
+    let is_in_range = (cost.predicted.low..=cost.predicted.high).contains(&spent);
+    let money = score(true).await;
+    assert_eq!((money.jobs, money.in_range), (1, u64::from(is_in_range)));
+    assert!(money.median_error.is_some() && money.interval_score.is_some(), "{money:?}");
+    assert_eq!(score(false).await.jobs, 0, "another tenant's");
 }
 
 #[tokio::test]

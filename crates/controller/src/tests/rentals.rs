@@ -6,6 +6,10 @@ mod any_order;
 mod double;
 #[path = "rentals/killed.rs"]
 mod killed;
+#[path = "rentals/left_site.rs"]
+mod left_site;
+#[path = "rentals/money.rs"]
+mod money;
 #[path = "rentals/price.rs"]
 mod price;
 #[path = "rentals/program.rs"]
@@ -283,21 +287,6 @@ async fn a_refusal_for_want_of_capacity_is_remembered_and_costs_nothing() {
 }
 
 #[tokio::test]
-async fn nothing_is_rented_that_the_budget_does_not_allow_or_whose_price_is_not_known() {
-    let rented = Rented::up(TIMING).await;
-    let long = RentHost { for_s: Some(20 * 3600), ..ask("rent-1") };
-    let refused = rentals::rent(&rented.cluster, long, "ann".to_owned()).await;
-    let problem = refused.expect_err("it is over the budget");
-    assert!(problem.kind == ProblemKind::Conflict && problem.why.contains("$20.00"), "{problem}");
-    let unknown = RentHost { kind: "unknown".to_owned(), ..ask("rent-1") };
-    let refused = rentals::rent(&rented.cluster, unknown, "ann".to_owned()).await;
-    let problem = refused.expect_err("no price");
-    assert!(problem.why.contains("not known"), "{problem}");
-    assert!(rented.double.inside().asked.is_empty());
-    rented.supervisor.stop().await;
-}
-
-#[tokio::test]
 async fn an_instance_that_nobody_owns_is_ended_and_one_with_a_host_is_drained_first() {
     let rented = Rented::up(TIMING).await;
     let untagged = rented.double.plant(None);
@@ -459,22 +448,6 @@ async fn a_token_is_bound_to_the_address_that_the_answer_to_the_request_has() {
     let problem = other.expect_err("the token is for another address");
     assert!(problem.why.contains("10.9.0.1"), "{problem}");
     enrol::enrol(&rented.cluster, ask("10.9.0.1")).await.expect("it joins");
-    rented.supervisor.stop().await;
-}
-
-#[tokio::test]
-async fn a_host_that_costs_more_than_was_reserved_counts_for_what_it_costs() {
-    let rented = Rented::up(TIMING).await;
-    let (state, at_ms) = (RentalState::Draining, now_ms());
-    let asked = RentalStep { state: RentalState::Asked, at_ms, why: String::new() };
-    let (instance, reserved) = (Some("i-9".to_owned()), Money::from_micros(1_000_000));
-    let steps = vec![asked];
-    let stuck = Rental { state, steps, instance, reserved, ..rental("rent-9") };
-    rented.cluster.rentals.put(&stuck);
-    rented.cluster.clock.pretend_passed(Duration::from_secs(20 * 3600));
-    let refused = rentals::rent(&rented.cluster, ask("rent-2"), "ann".to_owned()).await;
-    let problem = refused.expect_err("it has cost $20");
-    assert!(problem.why.contains("budget"), "{problem}");
     rented.supervisor.stop().await;
 }
 

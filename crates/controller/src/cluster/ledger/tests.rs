@@ -1,3 +1,5 @@
+mod rented;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -1,10 +1,12 @@
 //! Whatever the provider answers and whenever: no instance is left without a rental that ends it, none is made twice for one rental, and the
-//! money is reserved before the provider is asked.
+//! money is reserved before the provider is asked, and never more than the budget with what was spent.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
+
+use perigee_model::money::Price;
 
 use super::*;
 
@@ -21,6 +23,10 @@ struct Story {
     joins: bool,
     /// Somebody else makes instances with these tags.
     planted: Vec<Option<String>>,
+    /// What the rented hosts cost an hour, one after the other, in cents. Both together may be over the budget.
+    cents: [u64; 2],
+    /// After so many looks an hour has passed.
+    hour_after: u8,
 }
 
 fn does() -> impl Strategy<Value = Does> {
@@ -48,10 +54,11 @@ fn lists() -> impl Strategy<Value = Lists> {
 fn story() -> impl Strategy<Value = Story> {
     let tag = prop_oneof![Just(None), Just(Some("rent-8".to_owned())), Just(Some("?".to_owned()))];
     let provider = (vec(does(), 1..5), vec(lists(), 0..12), 0..3_u32, any::<bool>(), 0..150_u64);
-    let others = (vec(1..30_u8, 0..3), any::<bool>(), vec(tag, 0..2));
+    let money = ([1..1200_u64, 1..1200_u64], 5..40_u8);
+    let others = (vec(1..30_u8, 0..3), any::<bool>(), vec(tag, 0..2), money);
     (provider, others).prop_map(|(provider, others)| {
         let (does, lists, fails_ends, honours_tokens, listed_after_ms) = provider;
-        let (killed_after, joins, planted) = others;
+        let (killed_after, joins, planted, (cents, hour_after)) = others;
         Story {
             does,
             lists,
@@ -61,6 +68,8 @@ fn story() -> impl Strategy<Value = Story> {
             killed_after,
             joins,
             planted,
+            cents,
+            hour_after,
         }
     })
 }
@@ -90,17 +99,27 @@ async fn play(story: Story) {
     for tag in &story.planted {
         rented.double.plant(tag.as_deref());
     }
-    for name in ["rent-1", "rent-2"] {
-        rentals::rent(&rented.cluster, ask(name), "ann".to_owned()).await.expect("a rental");
+    for (name, cents) in ["rent-1", "rent-2"].into_iter().zip(story.cents) {
+        let per_hour_micros = std::num::NonZeroU64::new(cents * 10_000);
+        let price = Price { per_hour_micros, ..double::offer("m1", "a", false).price };
+        rented.double.inside().price = Some(price);
+        if let Err(problem) = rentals::rent(&rented.cluster, ask(name), "ann".to_owned()).await {
+            assert!(problem.why.contains("over the budget"), "{problem} in {story:?}");
+        }
     }
     let mut hosts: Vec<FakeHost> = Vec::new();
     let mut kills = story.killed_after.clone();
-    let (begun, mut looks) = (std::time::Instant::now(), 0_u32);
+    let (begun, mut looks, mut hours) = (std::time::Instant::now(), 0_u32, 0);
     loop {
         looks += 1;
         if kills.last().is_some_and(|after| looks % u32::from(*after) == 0) {
             kills.pop();
             rented.restart(QUICK).await;
+        }
+        // Not so many that one that cost nothing is forgotten.
+        if looks % u32::from(story.hour_after) == 0 && hours < 20 {
+            hours += 1;
+            rented.cluster.clock.pretend_passed(Duration::from_secs(3600));
         }
         let all = rented.cluster.rentals.all();
         for rental in &all {
@@ -127,6 +146,8 @@ async fn play(story: Story) {
         assert!(begun.elapsed() < PATIENCE, "waited {waited} s: {alive:?} {all:?} in {story:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    money::never_over(&rented, BUDGET).await;
+    assert_eq!(money::in_ledger(&rented).reserved, Money::ZERO, "all is settled in {story:?}");
     rented.supervisor.stop().await;
 }
 

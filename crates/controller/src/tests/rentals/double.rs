@@ -64,6 +64,8 @@ pub struct Inside {
     pub hides_all: bool,
     /// The address of each instance that is made.
     pub address: Option<String>,
+    /// What `m1` costs at `a`; `None`: as [`offer`] says.
+    pub price: Option<Price>,
     pub asked: Vec<NewInstance>,
     pub notices: Vec<Notice>,
     /// It does not say what it offers while that is so.
@@ -220,9 +222,11 @@ impl Provider for Double {
             per_hour_micros: std::num::NonZeroU64::new(3_000_000),
             ..offer("m1", "b", false).price
         };
+        let usual = offer("m1", "a", false);
+        let price = self.inside().price.clone().unwrap_or(usual.price.clone());
         let mut all = vec![
             Offer { price: dear, ..offer("m1", "b", false) },
-            offer("m1", "a", false),
+            Offer { price, ..usual },
             offer("m1", "a", true),
             unknown,
         ];
