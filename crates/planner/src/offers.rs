@@ -123,7 +123,8 @@ fn why_not(snapshot: &Snapshot, facts: &OfferFacts) -> Option<String> {
         return Some(why.to_owned());
     }
     if offer.cpus < job.traits.cpus {
-        return Some(format!("only {} CPUs", offer.cpus));
+        let s = if offer.cpus == 1 { "" } else { "s" };
+        return Some(format!("only {} CPU{s}", offer.cpus));
     }
     if facts.memory_bytes < job.memory_bytes {
         return Some(format!("only {} for VMs", format_bytes(facts.memory_bytes)));
@@ -177,7 +178,7 @@ impl Base {
         let plan = crate::plan(&self.snapshot);
         self.snapshot.job = whole;
         let money = &self.snapshot.job.money;
-        let plan = plan.map_err(|refused| why_refused(&refused, facts))?;
+        let plan = plan.map_err(|refused| why_refused(&self.snapshot, &refused, facts))?;
         let stays = [Way::Beside, Way::Replica, Way::Remote, Way::Copy];
         let options = plan.options.into_iter().filter(|option| {
             option.start == self.host && option.end == self.host && stays.contains(&option.way)
@@ -186,12 +187,16 @@ impl Base {
     }
 }
 
-fn why_refused(refused: &Refused, facts: &OfferFacts) -> String {
+fn why_refused(snapshot: &Snapshot, refused: &Refused, facts: &OfferFacts) -> String {
+    let site = &facts.site;
     match refused {
-        Refused::LinkNotMeasured { to, .. } => format!(
-            "not known how far site {} is from {to}: no host of this site was ever measured",
-            facts.site
-        ),
+        Refused::LinkNotMeasured { to, .. } => {
+            let is_there = snapshot.cluster.host(to).is_ok_and(|home| home.site == *site);
+            let other = if is_there { "other host" } else { "host" };
+            format!(
+                "not known how far {to} is from site {site}: no {other} of this site was ever measured"
+            )
+        }
         other => other.to_string(),
     }
 }

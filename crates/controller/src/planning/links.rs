@@ -64,9 +64,7 @@ pub async fn forget(cluster: &Cluster, host: &HostId) -> Result<(), Problem> {
     let of_host = cluster.links.all().into_iter().filter(|l| l.from == *host || l.to == *host);
     for link in of_host {
         let (Some(from), Some(to)) = (site_of(&link.from), site_of(&link.to)) else { continue };
-        if from != to {
-            cluster.links.keep_of_sites(&cluster.records, (from, to), link).await?;
-        }
+        cluster.links.keep_of_sites(&cluster.records, (from, to), link).await?;
     }
     cluster.links.forget(&cluster.records, host).await
 }

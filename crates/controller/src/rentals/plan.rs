@@ -12,10 +12,12 @@ use perigee_model::job::JobSpec;
 use perigee_model::job_plan::{JobPlan, NotConsidered};
 use perigee_model::money::Money;
 use perigee_model::plan::{Basis, Plan};
+use perigee_model::rental::states::RentalState;
 use perigee_model::rental::{Offer, OfferRefused, RENT_DISK_DEFAULT_BYTES, Rental};
 use perigee_model::units::format_seconds;
 use perigee_model::{Problem, SiteId};
 use perigee_planner::offers::{OfferFacts, at_offers, weigh};
+use perigee_planner::rent::Start;
 
 use super::request::{REFUSED_MS, refused};
 use super::{money, within};
@@ -28,6 +30,9 @@ const OFFERS_AGE: Duration = Duration::from_secs(60);
 
 /// A plan waits for a provider for so long.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// So many of the last starts of a kind show how long the next one takes.
+const STARTS_MOST: usize = 10;
 
 /// `POST /jobs/plan`.
 ///
@@ -134,6 +139,21 @@ impl Of {
         last.or_else(|| SiteId::new(&self.provider).ok())
     }
 
+    /// What the last starts of a kind have shown, from the request until the host joined; `None` if none did. The fewer there were, the
+    /// longer the next one may take.
+    fn start(&self, kind: &str) -> Option<Start> {
+        let took_s = |rental: &Rental| {
+            let asked_ms = rental.since_ms(RentalState::Asked)?;
+            Some(seconds(rental.since_ms(RentalState::Joined)?.checked_sub(asked_ms)?))
+        };
+        let of_kind = self.rentals.iter().rev().filter(|rental| rental.offer.kind == kind);
+        let mut took_s: Vec<f64> = of_kind.filter_map(took_s).take(STARTS_MOST).collect();
+        took_s.sort_by(f64::total_cmp);
+        let high_s = took_s.last()? * (1.0 + 1.0 / took_s.len() as f64);
+        let expected_s = took_s[took_s.len() / 2];
+        Some(Start { expected_s, high_s, taken_back_every_s: None })
+    }
+
     /// `site`: where the host would be, unless one of this zone was elsewhere.
     fn facts(&self, cluster: &Cluster, offer: &Offer, site: &SiteId) -> OfferFacts {
         let (price, unknown) = cluster.prices.of_provider(&offer.price);
@@ -154,7 +174,7 @@ impl Of {
             memory_bytes: for_vms_bytes(offer.memory_bytes),
             disk_bytes: RENT_DISK_DEFAULT_BYTES,
             site: of_zone.map_or(site, |rental| &rental.site).clone(),
-            start: None,
+            start: self.start(&offer.kind),
             refused,
             budget_left: self.budget_left,
         }

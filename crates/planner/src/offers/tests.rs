@@ -62,6 +62,11 @@ fn why_not(snapshot: &Snapshot, offer: OfferFacts) -> String {
     not[0].why.clone()
 }
 
+/// Whole seconds, rounded up.
+fn whole_s(seconds: f64) -> u64 {
+    std::time::Duration::from_secs_f64(seconds.ceil()).as_secs()
+}
+
 #[test]
 fn a_rented_host_costs_its_start_its_run_its_whole_disk_and_what_leaves() {
     let mut snapshot = snapshot();
@@ -73,19 +78,21 @@ fn a_rented_host_costs_its_start_its_run_its_whole_disk_and_what_leaves() {
     assert_eq!((rent.way, rent.host.as_str()), (Way::Remote, "rented"));
     let of = |of: CostOf| {
         let item = rent.cost.items.iter().find(|item| item.of == of).expect("an item");
-        (item.host.to_string(), item.cost.expect("known").expected.micros)
+        (item.host.to_string(), item.cost.expect("known").expected)
     };
-    let seconds = rent.ends().expected_s.ceil();
+    let seconds = whole_s(rent.ends().expected_s);
     assert_close(rent.ends().expected_s, 40.0 + rent.total.expected_s);
-    assert_eq!(of(CostOf::Machine), ("rented".to_owned(), seconds as u64 * 1000));
-    let disk = (50.0 * seconds * 730_000.0 / 2_628_000.0).ceil() as u64;
-    assert_eq!(of(CostOf::Disk), ("rented".to_owned(), disk));
+    let price = price(3_600_000);
+    let paid = |amount: Option<Money>| ("rented".to_owned(), amount.expect("known"));
+    assert_eq!(of(CostOf::Machine), paid(price.machine(seconds)));
+    assert_eq!(of(CostOf::Disk), paid(price.disk(50 * GIB, seconds)));
     let (leaves, egress) = of(CostOf::Egress);
     let shipped = rent.shipped_bytes.expect("known");
     assert_eq!(leaves, "cloud1");
-    assert!(egress.abs_diff(shipped * 90_000 / GIB) <= 1 && shipped > GIB / 2, "{egress}");
-    let high = rent.cost.total.expect("known").high.micros;
-    assert!(high > (rent.total.high_s + 70.0) as u64 * 1000, "{high}");
+    let reckoned = price.egress(shipped).expect("known");
+    assert!(egress.micros.abs_diff(reckoned.micros) <= 1 && shipped > GIB / 2, "{egress}");
+    let high = rent.cost.total.expect("known").high;
+    assert!(Some(high) > price.machine(whole_s(rent.total.high_s + 70.0)), "{high}");
 }
 
 #[test]
@@ -137,7 +144,7 @@ fn a_link_that_nobody_has_measured_is_not_known_and_no_constant() {
     let why = why_not(&snapshot(), offer("k", "elsewhere"));
     assert_eq!(
         why,
-        "not known how far site elsewhere is from cloud1: no host of this site was ever measured"
+        "not known how far cloud1 is from site elsewhere: no host of this site was ever measured"
     );
     let mut without_data = snapshot();
     without_data.job.volumes.clear();

@@ -4,12 +4,15 @@ use perigee_model::budget::Spending;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, Job, JobSpec, JobState, Start};
 use perigee_model::job_plan::JobPlan;
+use perigee_model::read_ahead::PROXY_GENERATION;
 use perigee_model::tenant::Quota;
 use perigee_model::{JobId, SiteId, TenantName};
+use perigee_planner::{PastRun, Traits};
 
 use super::super::{finish, spec, vm_of};
 use super::*;
-use crate::{accounts, jobs};
+use crate::cluster::history_cache::History;
+use crate::{accounts, jobs, planning};
 
 /// A job without data that starts at the provider's site.
 fn at_lab() -> JobSpec {
@@ -138,11 +141,29 @@ async fn a_plan_shows_what_could_be_rented_and_why_the_rest_is_not_considered() 
     assert_eq!((one.kind.as_str(), one.zone.as_str(), one.site.as_str()), ("m1", "a", "lab"));
     assert!(one.possible && one.cost.is_best_trade, "{one:?}");
     let machine = one.cost.items[0].cost.expect("known").expected;
-    let seconds = (one.wait.expected_s + one.total.expected_s).ceil();
-    assert!(machine >= Money::from_micros(seconds as u64 * 1_000_000 / 3600), "{one:?}");
+    let seconds = Duration::from_secs_f64(one.ends().expected_s.ceil()).as_secs();
+    assert!(machine >= Money::from_micros(seconds * 1_000_000 / 3600), "{one:?}");
     let not: Vec<(Option<&str>, &str)> =
         plan.not_considered.iter().map(|one| (one.kind.as_deref(), one.why.as_str())).collect();
     assert_eq!(not, [(Some("unknown"), "price unknown: the provider does not say it")]);
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_kind_that_was_started_before_starts_again_as_fast() {
+    let rented = Rented::up(TIMING).await;
+    let assumed = "assumed: no host of this kind was started yet";
+    let before = rented.plan(&anywhere()).await;
+    assert!(before.rented[0].reason.contains(assumed), "{before:?}");
+    rented.joined("rent-1").await;
+    let at_ms = |state| rented.get("rent-1").since_ms(state).expect("it was so");
+    let took_ms = at_ms(RentalState::Joined) - at_ms(RentalState::Asked);
+    let after = rented.plan(&anywhere()).await;
+    let rent = &after.rented[0];
+    assert!(!rent.reason.contains(assumed), "{rent:?}");
+    let took_s = Duration::from_millis(took_ms).as_secs_f64();
+    assert!((rent.wait.expected_s - took_s).abs() < 1e-9, "{rent:?} took {took_s} s");
+    assert!((rent.wait.high_s - 2.0 * took_s).abs() < 1e-9, "one start says little: {rent:?}");
     rented.supervisor.stop().await;
 }
 
@@ -201,6 +222,62 @@ async fn a_plan_says_for_what_a_host_without_room_is_waited_for() {
     assert!(plan.ends(&plan.plan.options[0]).is_none(), "{plan:?}");
     assert!(!plan.plan.options[0].cost.as_ref().expect("a cost").is_best_trade, "{plan:?}");
     assert!(plan.rented[0].cost.is_best_trade, "{plan:?}");
+    rented.supervisor.stop().await;
+}
+
+/// A run of 300 s.
+fn past_run(traits: Traits) -> PastRun {
+    PastRun {
+        traits,
+        host: HostId::new("rent-1").expect("a name"),
+        moved: false,
+        boot_s: 1.0,
+        wall_s: 300.0,
+        cpu_s: 290.0,
+        run_delay_s: None,
+        busy_s: 0.0,
+        local_io_s: 0.0,
+        network_s: 0.0,
+        volumes: Vec::new(),
+        replayed: None,
+        distance_changed: false,
+        proxy_generation: PROXY_GENERATION,
+    }
+}
+
+#[tokio::test]
+async fn a_host_s_jobs_and_those_that_wait_are_waited_for_as_long_as_they_are_predicted_to_take() {
+    let rented = Rented::up(TIMING).await;
+    let host = rented.joined("rent-1").await;
+    let free = crate::cluster::capacity(&rented.cluster.hosts.report(&host.id).expect("a report"));
+    let wanted = JobSpec { memory_bytes: free.memory_bytes, timeout_s: None, ..anywhere() };
+    let traits = planning::prepare(&rented.cluster, &wanted).await.expect("facts").job.traits;
+    let history = History { runs: vec![past_run(traits); 3], ..History::default() };
+    let key = planning::history_key(&wanted);
+    rented.cluster.history_cache.set_history(&key, Arc::new(history));
+    let id = jobs::submit(&rented.cluster, wanted.clone()).await.expect("a job").id;
+    wait_for("the VM", async || host.inside().vms.contains_key(&vm_of(&id)).then_some(())).await;
+    let known = async || {
+        let plan = rented.plan(&wanted).await;
+        plan.waits[0].wait.is_some().then_some(plan)
+    };
+    let plan = wait_for("a wait that is known", known).await;
+    let first = plan.waits[0].wait.expect("known");
+    assert_eq!(plan.waits[0].why, "waits for those that run there");
+    assert!(first.low_s > 0.0 && (150.0..400.0).contains(&first.expected_s), "{first:?}");
+    let ends = plan.ends(&plan.plan.options[0]).expect("known");
+    assert!(ends.expected_s > 450.0 && ends.high_s > ends.expected_s, "{ends:?}");
+    let rent = &plan.rented[0];
+    assert!(rent.cost.is_best_trade && rent.ends().expected_s < ends.expected_s, "{rent:?}");
+    assert!(rent.reason.contains("sooner than beside at rent-1"), "{rent:?}");
+    // One more waits.
+    jobs::submit(&rented.cluster, wanted.clone()).await.expect("a job");
+    let queued = async || {
+        let wait = rented.plan(&wanted).await.waits.remove(0);
+        (wait.why == "waits for 1 job, and for those that run there").then_some(wait)
+    };
+    let second = wait_for("the second one to wait", queued).await.wait.expect("known");
+    assert!(second.expected_s > first.expected_s + 250.0, "{second:?} after {first:?}");
     rented.supervisor.stop().await;
 }
 
