@@ -13,7 +13,7 @@
 //! | Which controller commands the hosts, and how does a copy take over? | `term.rs`, `controller/src/term.rs`; at the hosts: `http/src/terms.rs`; what the controller shows them: `http/src/claim.rs` |
 //! | What keeps a private key or a token from being sent where a public thing is wanted? | `secret.rs`; before anything leaves the machine: `perigee/src/commands/public_keys.rs` |
 //! | What is at a host that is drained, and what becomes of it? | `drain.rs` (how that is shown), `planner/src/drain.rs` (the decision), `controller/src/drain/` (what is done) |
-//! | Which VM leaves an overloaded host by itself? | `balance.rs` (how that is shown), `planner/src/balance/` (the decision), `controller/src/balance/` (what is done) |
+//! | Which VM leaves an overloaded host, or goes to its data, by itself? | `balance.rs` (how that is shown), `planner/src/balance/` (the decision), `controller/src/balance/` (what is done) |
 //! | Which VMs share a host, and which never do? | `host_rules.rs`, `planner/src/queue/groups.rs` (the decision); where the VMs are: `controller/src/cluster/index/groups.rs` |
 //! | How does somebody find VMs again that somebody made for something? | `labels.rs` |
 //! | How much memory has a VM that may have more or less of it? | `amounts.rs` (how that is asked for and shown), `planner/src/amounts.rs` (the decision), `controller/src/amounts.rs` (what is done); at the host: `agent/src/vm/memory.rs` |

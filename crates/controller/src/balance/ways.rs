@@ -57,21 +57,15 @@ impl Ways<'_> {
     fn stays(&self, to: &HostId, follows: &[Follows]) -> Option<String> {
         let site = |host: &HostId| site_of(self.cluster, host);
         let (here, there) = (site(&self.load.host), site(to));
-        if here == there {
-            let is_far = |(disk, _): &&Follows| site(&disk.home) != here;
-            let far = follows.iter().find(is_far).map(|(disk, _)| disk)?;
-            let (volume, home) = (&disk_name(far), &far.home);
-            return Some(format!(
-                "volume {volume} at {home} would come after it from another site"
-            ));
-        }
-        if let Start::Site(named) = &self.record.job.spec.start {
+        if let Start::Site(named) = &self.record.job.spec.start
+            && here != there
+        {
             return Some(format!("the VM was made for site {named}"));
         }
         let is_far = |(disk, _): &&Follows| ![&here, &there].contains(&&site(&disk.home));
-        let far = follows.iter().find(is_far).map(|(disk, _)| disk)?;
+        let (far, _) = follows.iter().find(is_far)?;
         let (volume, home) = (&disk_name(far), &far.home);
-        Some(format!("volume {volume} at {home} would come after it from a third site"))
+        Some(format!("volume {volume} at {home} would come after it from another site"))
     }
 
     fn elsewhere(

@@ -85,7 +85,7 @@ pub struct Create {
     /// Run it at a host of this site
     #[arg(long)]
     site: Option<SiteId>,
-    /// Whether it moves by itself: away from an overloaded host or one that is drained. `perigee vm move` moves it either way
+    /// Whether it moves by itself: away from an overloaded host or one that is drained, or to its data. `perigee vm move` moves it either way
     #[arg(long = "move", value_enum, default_value_t = Moves::Auto)]
     moves: Moves,
     /// Keep it on one host with the other VMs that name this group

@@ -239,7 +239,7 @@ pub struct Size {
 #[derive(Debug, Clone, clap::Args)]
 #[group(required = true, multiple = true)]
 pub struct Anew {
-    /// auto: away from an overloaded host or one that is drained; never: only `perigee vm move` moves it
+    /// auto: away from an overloaded host or one that is drained, or to its data; never: only `perigee vm move` moves it
     #[arg(long = "move", value_enum)]
     moves: Option<Moves>,
     /// Keep it on one host with the other VMs that name this group
