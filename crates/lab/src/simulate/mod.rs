@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use perigee_model::Problem;
+use perigee_model::units::format_seconds;
 
 use crate::measuring;
 use crate::progress::Steps;
@@ -52,6 +53,9 @@ pub struct Options {
     /// Directory for `results.json` and `report.html`.
     pub out: PathBuf,
 }
+
+/// A wait that is shorter is not foretold.
+const TOLD_S: f64 = 60.0;
 
 /// Runs all scenarios and writes the results.
 ///
@@ -75,22 +79,11 @@ pub async fn simulate(options: &Options, steps: &Steps) -> Result<Outcome, Probl
 }
 
 fn one(file: &Path, scenario: &Scenario, seeds: u64, steps: &Steps) -> Simulated {
-    let of_rule = |rule: &rules::Rule| {
-        let runs = (1..=seeds).map(|seed| {
-            let mut run = world::run(scenario, *rule, seed);
-            if seed > 1 {
-                run.trace.clear();
-            }
-            run
-        });
-        let (word, title) = (rule.word().to_owned(), rule.title().to_owned());
-        OfRule { rule: word, title, runs: runs.collect() }
-    };
     let began = Instant::now();
     let step = steps.begin(scenario.title.as_str());
     let rules: Vec<OfRule> = match &scenario.rent {
         Some(renting) => rent::rules(scenario, renting, seeds),
-        None => scenario.rules.iter().map(of_rule).collect(),
+        None => all_rules(scenario, seeds, steps),
     };
     let sizes = growth::sizes(scenario);
     step.done(&format!("{} rules, {seeds} seeds", rules.len()));
@@ -111,6 +104,35 @@ fn one(file: &Path, scenario: &Scenario, seeds: u64, steps: &Steps) -> Simulated
         sizes,
         took_s: began.elapsed().as_secs_f64(),
     }
+}
+
+/// The first seed with all rules says how long the others will take.
+fn all_rules(scenario: &Scenario, seeds: u64, steps: &Steps) -> Vec<OfRule> {
+    let of_rule = |rule: &rules::Rule| {
+        let (word, title) = (rule.word().to_owned(), rule.title().to_owned());
+        OfRule { rule: word, title, runs: Vec::new() }
+    };
+    let mut all: Vec<OfRule> = scenario.rules.iter().map(of_rule).collect();
+    let began = Instant::now();
+    for seed in 1..=seeds {
+        for (rule, of_rule) in scenario.rules.iter().zip(&mut all) {
+            let mut run = world::run(scenario, *rule, seed);
+            if seed > 1 {
+                run.trace.clear();
+            }
+            of_rule.runs.push(run);
+        }
+        let took_s = began.elapsed().as_secs_f64();
+        let left_s = took_s * (seeds - seed) as f64;
+        if seed == 1 && left_s >= TOLD_S {
+            let [took, left] = [took_s, left_s].map(format_seconds);
+            steps.say(&format!(
+                "    seed 1 took {took} with all rules: the other {} take about {left}",
+                seeds - 1
+            ));
+        }
+    }
+    all
 }
 
 fn name_of(file: &Path) -> String {
@@ -152,6 +174,22 @@ mod tests {
         for rule in Rule::ALL {
             assert_eq!(run(&busy, rule), run(&busy, rule), "{}", rule.word());
         }
+    }
+
+    /// Of a log of months most looks are such.
+    #[test]
+    fn a_look_at_which_nothing_is_lost_decides_nothing() {
+        let calm = scenario("load: steady\nvms: 1\n");
+        let run = world::run(&calm, Rule::Perigee, 3);
+        assert!(
+            run.looks > 300 && run.decided_s.is_empty(),
+            "{} of {}",
+            run.decided_s.len(),
+            run.looks
+        );
+        let busy = scenario("load: steady\nstart: half\n");
+        let run = world::run(&busy, Rule::Perigee, 3);
+        assert!(run.moves > 0 && !run.decided_s.is_empty());
     }
 
     #[test]

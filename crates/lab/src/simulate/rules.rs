@@ -151,6 +151,16 @@ impl Mover {
         self.hot.remove(vm);
     }
 
+    /// Whether a look would neither move a VM nor change what the rule remembers. `none_loses`: whether no VM has lost anything since the look
+    /// before.
+    pub fn has_nothing_to_do(&self, none_loses: impl FnOnce() -> bool) -> bool {
+        match self.rule {
+            Rule::None => true,
+            Rule::Perigee => self.accounts == Accounts::default() && none_loses(),
+            _ => false,
+        }
+    }
+
     pub fn moves(&mut self, view: &View) -> Vec<Move> {
         match self.rule {
             Rule::None => Vec::new(),

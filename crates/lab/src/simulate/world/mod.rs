@@ -384,14 +384,16 @@ impl<'a> World<'a> {
         for vm in self.vms.take_gone() {
             mover.forget(&vm);
         }
-        let moves = {
+        self.run.looks += 1;
+        let moves = if mover.has_nothing_to_do(|| self.loses_nothing()) {
+            Vec::new()
+        } else {
             let look = self.measured();
             let elsewhere = |vm: &VmId, host: &HostId| self.elsewhere(vm, host);
             let view = View { now_s: self.now_s(), look: &look, elsewhere: &elsewhere };
             let began = std::time::Instant::now();
             let moves = mover.moves(&view);
             self.run.decided_s.push(began.elapsed().as_secs_f64());
-            self.run.looks += 1;
             moves
         };
         for (vm, to) in moves {
@@ -399,9 +401,17 @@ impl<'a> World<'a> {
                 self.begin_move(vm, self.host_numbers[&to]);
             }
         }
-        self.vms.iter_mut().for_each(|vm| (vm.used_s, vm.waited_s) = (0.0, 0.0));
+        self.vms.each(|vm| (vm.used_s, vm.waited_s) = (0.0, 0.0));
         self.looked_ms = self.now_ms;
         self.at(self.now_ms + self.scenario.look_s * 1000, Event::Look);
+    }
+
+    /// Since the look before. Of a log most looks are at hosts that have as much as their VMs want.
+    fn loses_nothing(&self) -> bool {
+        let loses = |(vm, one): (usize, &Vm)| {
+            one.waited_s > 0.0 || one.host.is_some_and(|host| self.network_lost(vm, host) > 0.0)
+        };
+        !self.vms.iter().any(loses)
     }
 
     fn end(mut self) -> Run {

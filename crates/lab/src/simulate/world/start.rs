@@ -32,7 +32,7 @@ impl Waits {
 impl World<'_> {
     /// Starts what waits, by the planner's queue.
     pub(super) fn start_waiting(&mut self) {
-        if self.waiting.is_empty() {
+        if !self.waiting.iter().any(|waits| self.finds_room(waits)) {
             return;
         }
         let queue = self.queue();
@@ -62,6 +62,12 @@ impl World<'_> {
             }
         }
         self.waiting = waiting.into_iter().flatten().collect();
+    }
+
+    /// Whether a host has room for one of its VMs. If it is so of none that waits, a pass of the queue would start nothing.
+    fn finds_room(&self, waits: &Waits) -> bool {
+        let size = self.vms[waits.vms[0]].size;
+        (0..self.hosts.len()).any(|host| self.has_room(host, size))
     }
 
     fn start(&mut self, waits: &Waits, hosts: &[HostId]) {

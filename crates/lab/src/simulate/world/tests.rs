@@ -42,6 +42,15 @@ fn after_30_s(scenario: &Scenario, rule: Rule) -> World<'_> {
 }
 
 #[test]
+fn who_has_nothing_of_the_cluster_any_more_is_forgotten() {
+    let jobs = "jobs: [{compute: 5s}, {compute: 5s}]\n";
+    let text = format!("title: T\nabout: A\nhours: 1\nhosts: 2\nvms: 0\n{jobs}");
+    let scenario = scenario::parse(&text, "s.yaml").expect("a scenario");
+    let world = after_30_s(&scenario, Rule::None);
+    assert!(world.run.ended == 2 && world.held.is_empty(), "{:?}", world.held);
+}
+
+#[test]
 fn the_planner_knows_in_each_pass_what_is_at_the_hosts() {
     let jobs = "jobs: [{compute: 5s, reads: 1MiB}, {at: 20s, compute: 50m, reads: 1MiB}]\n";
     let text = format!("title: T\nabout: A\nhours: 1\nhosts: 2\nvms: 0\n{jobs}");

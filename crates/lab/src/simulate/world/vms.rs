@@ -1,6 +1,6 @@
 //! The VMs by their numbers. A VM that has ended for good is forgotten, and its number is never given again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Index, IndexMut};
 
 use perigee_model::VmId;
@@ -11,6 +11,8 @@ use super::Vm;
 #[derive(Default)]
 pub(super) struct Vms {
     all: Vec<Option<Box<Vm>>>,
+    /// The numbers of those that are not forgotten: of a log's jobs nearly all are, most of the time.
+    there: BTreeSet<usize>,
     numbers: BTreeMap<VmId, usize>,
     /// Forgotten since this was last asked for.
     gone: Vec<VmId>,
@@ -25,6 +27,7 @@ impl Vms {
     pub(super) fn add(&mut self, vm: Vm) {
         let number = self.next();
         self.numbers.insert(vm.id.clone(), number);
+        self.there.insert(number);
         self.all.push(Some(Box::new(vm)));
     }
 
@@ -41,6 +44,7 @@ impl Vms {
     pub(super) fn forget(&mut self, number: usize) {
         if let Some(vm) = self.all.get_mut(number).and_then(Option::take) {
             self.numbers.remove(&vm.id);
+            self.there.remove(&number);
             self.gone.push(vm.id);
         }
     }
@@ -52,11 +56,16 @@ impl Vms {
 
     /// In the order of their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Vm)> {
-        self.all.iter().enumerate().filter_map(|(number, vm)| Some((number, vm.as_deref()?)))
+        self.there.iter().map(|number| (*number, &self[*number]))
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Vm> {
-        self.all.iter_mut().filter_map(Option::as_deref_mut)
+    /// Does this with each of them.
+    pub(super) fn each(&mut self, mut change: impl FnMut(&mut Vm)) {
+        for number in &self.there {
+            if let Some(vm) = self.all[*number].as_deref_mut() {
+                change(vm);
+            }
+        }
     }
 }
 

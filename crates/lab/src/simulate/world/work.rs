@@ -223,7 +223,8 @@ impl World<'_> {
         work.at += 1;
         if work.has_booted() && !had_booted {
             self.hosts[host].starting -= 1;
-            self.may_start = true;
+            // Where any number may start at once, nobody has waited for this.
+            self.may_start |= self.scenario.starts < u32::MAX;
         }
         self.begin_step(vm);
     }
@@ -293,6 +294,10 @@ impl World<'_> {
         let job = &self.jobs[job];
         if let Some(held) = self.held.get_mut(&job.holder) {
             held.take(job.size);
+            // Each pass of the queue looks at all that are there, and a log has many users.
+            if *held == Demand::default() {
+                self.held.remove(&job.holder);
+            }
         }
     }
 
