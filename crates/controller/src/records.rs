@@ -32,6 +32,7 @@
 //! | `rentals/RENTAL` | [`RentalRecord`] | its driver only |
 //! | `intents/rentals/RENTAL` | [`RentalIntent`] | the API |
 //! | `left_sites/RENTAL` | [`LeftSite`] | [`crate::ledger::left_site`] |
+//! | `renting/settings`, `renting/decisions` | what an admin has said of renting by itself, and the last decisions ([`crate::cluster::renter`]) | the API; the task that rents |
 //! | `given_up/HOST` | [`crate::storage::given_up::GivenUp`] | the removal of a host |
 //! | `networks/NETWORK`, `network_numbers/last`, `tunnels/HOST` | those of [`crate::networks`] | the API; who tells hosts |
 //! | `ledger/lines/NNNN`, `ledger/sum` | [`crate::cluster::ledger::book::Line`], of which none is ever changed, and the sum of those that were removed | [`crate::ledger`]; jobs through it |

@@ -38,6 +38,7 @@
 //! | How busy are a host and a VM, in which units? | `load.rs`; measured: `agent/src/load.rs`, `agent/src/process.rs`; what follows for predictions: `planner/src/hosts.rs` |
 //! | What does a machine cost, and what is not known? | `money.rs` |
 //! | What does a provider of rented hosts offer, and what is it asked for? | `rental.rs` |
+//! | Does the cluster rent hosts by itself, and what has it decided? | `renting.rs` |
 //! | When does a rented host end itself, and what does it say of its end? | `lease.rs`; at the host: `agent/src/lease.rs` |
 //! | What may a tar from a guest contain? | `tar_headers.rs`, `controller/src/guest/tars.rs`, `controller/src/files/outputs/entries.rs` |
 
@@ -79,6 +80,7 @@ pub mod prices;
 pub mod problem;
 pub mod read_ahead;
 pub mod rental;
+pub mod renting;
 pub mod replica;
 pub mod secret;
 pub mod spec;

@@ -360,6 +360,9 @@ pub static RENTALS: Limit = Limit::new("the number of rented hosts", Unit::Count
 /// Until a rented host is given back.
 pub static RENT_FOR_S: Limit =
     Limit::new("how long a host is rented for", Unit::Seconds, 60, 365 * 86_400);
+/// How many hosts the cluster may have rented at once when it rents by itself.
+pub static RENTED_MOST: Limit =
+    Limit::new("how many hosts may be rented at once", Unit::Count, 0, 100);
 /// The disk of a rented host.
 pub static RENT_DISK_BYTES: Limit =
     Limit::new("the disk of a rented host", Unit::Bytes, GIB, 64 * TIB);

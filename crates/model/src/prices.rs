@@ -296,6 +296,14 @@ fn read_age(field: &Field<'_>) -> Result<u64, Problem> {
 /// The unit of a machine's price.
 pub(crate) const HOUR: &str = "h";
 
+/// `$0.085/h`: an amount for an hour.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn per_hour(text: &str) -> Result<Money, String> {
+    per(text, HOUR)
+}
+
 /// `$0.085/h`: an amount for one of this unit.
 ///
 /// # Errors

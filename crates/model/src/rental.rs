@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use crate::budget::MoneyRange;
 use crate::ids::{HostId, RentalId, SiteId};
 use crate::money::{Money, Price};
+use crate::renting::RentedFor;
 use states::{RentalState, Requested};
 
 /// The disk of a rented host if nobody names its size.
@@ -164,6 +165,12 @@ pub struct Rental {
     /// What its machine, its disk, and what has left its site have cost until now, by the price of the offer; `None`: not known. If only the price
     /// of what has left is not known, this is the rest: see [`Rental::is_spent_at_least`]. A record does not say it.
     pub spent: Option<Money>,
+    /// For which jobs the cluster has rented it by itself, and why; `None` if a person has rented it.
+    #[serde(default)]
+    pub rented_for: Option<RentedFor>,
+    /// When the first job ran there; Unix time.
+    #[serde(default)]
+    pub first_job_ms: Option<u64>,
 }
 
 impl Rental {

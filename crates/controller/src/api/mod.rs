@@ -12,6 +12,7 @@ mod metrics;
 mod networks;
 mod prices;
 mod rentals;
+mod renting;
 mod tasks;
 mod tenants;
 mod vms;
@@ -91,6 +92,7 @@ fn cluster_routes() -> Routes {
         .routes(routes!(rentals::list, rentals::rent))
         .routes(routes!(rentals::info))
         .routes(routes!(rentals::end))
+        .routes(routes!(renting::show, renting::set))
         .routes(routes!(metrics::of_host))
         .routes(routes!(metrics::targets))
 }

@@ -19,6 +19,7 @@ pub mod paces;
 mod parts;
 pub mod price_list;
 pub mod rentals;
+pub mod renter;
 mod settings;
 pub mod staging;
 mod strange_images;
@@ -65,6 +66,7 @@ use networks::Networks;
 use paces::Paces;
 use price_list::Prices;
 use rentals::{RentalTiming, Rentals};
+use renter::{Renter, RenterTiming};
 pub use settings::Settings;
 use staging::Staging;
 use strange_images::StrangeImages;
@@ -106,6 +108,7 @@ pub struct Timing {
     /// How often the controller renews its own certificate. This also mends one that was made while the clock was wrong.
     pub own_renewal: Duration,
     pub rentals: RentalTiming,
+    pub renter: RenterTiming,
 }
 
 impl Default for Timing {
@@ -126,6 +129,7 @@ impl Default for Timing {
             exec_unwatched: Duration::from_secs(90),
             own_renewal: Duration::from_secs(3600),
             rentals: RentalTiming::default(),
+            renter: RenterTiming::default(),
         }
     }
 }
@@ -226,6 +230,8 @@ pub struct Cluster {
     pub amounts: Amounts,
     /// Rented hosts.
     pub rentals: Rentals,
+    /// The rule by which hosts are rented.
+    pub renter: Renter,
     /// Images whose import is to end, because they are deleted.
     pub cancelled_imports: broadcast::Sender<ImageName>,
     /// What hosts have and the controller does not show.
@@ -285,6 +291,7 @@ impl Cluster {
         let ledger = Arc::new(Ledger::load(&records).await?);
         let prices = Prices::load(settings.prices.clone(), &records).await?;
         let rentals = Rentals::load(&records, Arc::clone(&ledger)).await?;
+        let renter = Renter::load(&records).await?;
         Ok(Arc::new(Self {
             records,
             clock,
@@ -318,6 +325,7 @@ impl Cluster {
             balances,
             amounts: Amounts::default(),
             rentals,
+            renter,
             cancelled_imports: broadcast::Sender::new(16),
             strange_images: StrangeImages::default(),
             settings,

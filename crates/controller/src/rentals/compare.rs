@@ -236,6 +236,8 @@ async fn found(
         reserved_until_ms: None,
         left_bytes: 0,
         spent: None,
+        rented_for: None,
+        first_job_ms: None,
     };
     Ok(RentalRecord { view, controller_url: None, secret: None })
 }

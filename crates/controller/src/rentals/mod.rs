@@ -7,6 +7,7 @@
 //! So each instance has a record that ends it, whatever was killed in between.
 
 mod ask;
+mod automatic;
 mod compare;
 mod driver;
 mod facts;
@@ -15,6 +16,7 @@ mod plan;
 mod request;
 mod user_data;
 
+pub use automatic::set_renting;
 pub use compare::{compare, hear};
 pub use driver::drive;
 pub use plan::plan;

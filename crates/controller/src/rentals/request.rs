@@ -104,6 +104,8 @@ pub async fn rent(cluster: &Arc<Cluster>, ask: RentHost, by: String) -> Result<R
         reserved_until_ms: None,
         left_bytes: 0,
         spent: None,
+        rented_for: None,
+        first_job_ms: None,
     };
     view.predicted = money::predicted(&view);
     // What can't be paid is refused at once; the driver reserves.

@@ -57,6 +57,7 @@ use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
 
 use crate::cluster::rentals::RentalTiming;
+use crate::cluster::renter::RenterTiming;
 use crate::cluster::{Cluster, Settings, Timing, Traffic};
 use crate::hosts;
 use crate::storage::volumes;
@@ -91,6 +92,11 @@ const TIMING: Timing = Timing {
         again: Duration::from_millis(50),
         join: PATIENCE,
         lease: Duration::from_secs(600),
+    },
+    renter: RenterTiming {
+        look: Duration::from_millis(40),
+        offers: Duration::from_millis(40),
+        predicted: Duration::from_secs(1),
     },
 };
 

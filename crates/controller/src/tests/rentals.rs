@@ -126,6 +126,8 @@ pub fn rental(name: &str) -> Rental {
         reserved_until_ms: None,
         left_bytes: 0,
         spent: None,
+        rented_for: None,
+        first_job_ms: None,
     }
 }
 

@@ -179,6 +179,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "POST /v1/enrol"
         | "POST /v1/rentals"
         | "POST /v1/rentals/{rental}/end"
+        | "PUT /v1/renting"
         | "POST /v1/tenants"
         | "PUT /v1/sites/{site}/balance"
         | "PUT /v1/sites/{site}/place"

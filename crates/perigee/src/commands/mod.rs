@@ -41,6 +41,7 @@ mod public_keys;
 pub mod remotes;
 pub mod rent;
 pub mod rented;
+mod renting;
 mod replicas;
 pub mod simulate;
 pub mod slurm;

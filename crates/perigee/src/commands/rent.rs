@@ -2,13 +2,16 @@
 
 use clap::Subcommand;
 use perigee_model::money::Money;
+use perigee_model::prices::per_hour;
 use perigee_model::rental::states::RentalState;
 use perigee_model::rental::{EndRental, Offer, ProviderOffers, RentHost, Rental, RentalStep};
+use perigee_model::renting::{RentMode, SetRenting};
 use perigee_model::units::parse_duration;
 use perigee_model::{Problem, RentalId, SiteId};
 use serde::Serialize;
 
 use crate::arguments::size;
+use crate::commands::renting;
 use crate::context::Context;
 use crate::output::{self, Column, Format};
 use crate::servers::controller_client;
@@ -66,6 +69,19 @@ pub enum Verb {
         #[arg(long)]
         now: bool,
     },
+    /// Show whether the cluster rents hosts by itself, or set that
+    Mode {
+        /// off, advise (say what would be rented, and why) or on
+        mode: Option<RentMode>,
+        /// What an hour of waiting costs a job whose file says nothing of money, as `$0.10/h`; `$0/h`: nothing
+        #[arg(long, value_name = "PRICE", value_parser = per_hour)]
+        waiting_costs: Option<Money>,
+        /// How many hosts may be rented at once, with those that people rent
+        #[arg(long, value_name = "NUMBER")]
+        most: Option<u32>,
+    },
+    /// Say which hosts the cluster rents by itself or gives back, or would, and why
+    Advise,
     /// Show how far a rental is, since when and why
     Explain {
         /// The rental, as `perigee rent list` shows it
@@ -120,6 +136,11 @@ const DETAILS: &[Column<Rental>] = &[
     ("taken back at", |r| r.notice_ms.map_or_else(|| "-".to_owned(), output::time)),
     ("ends because", |r| output::or_dash(r.ends_because.as_ref())),
     ("requests", |r| r.asks.to_string()),
+    ("rented because", |r| {
+        r.rented_for.as_ref().map_or_else(|| "-".to_owned(), |of| of.why.clone())
+    }),
+    ("for jobs", |r| r.rented_for.as_ref().map_or_else(|| "-".to_owned(), renting::jobs)),
+    ("first job at", |r| r.first_job_ms.map_or_else(|| "-".to_owned(), output::time)),
     ("steps", |r| r.steps.iter().map(step).collect::<Vec<_>>().join("\n")),
 ];
 
@@ -179,6 +200,11 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             let rental: Rental = client.post(&path, &EndRental { now }).await?;
             output::one(context.format, &rental, RENTALS)
         }
+        Verb::Mode { mode, waiting_costs, most } => {
+            let ask = SetRenting { mode, waiting_costs_per_hour: waiting_costs, most };
+            renting::mode(&client, ask, context.format).await
+        }
+        Verb::Advise => renting::advise(&client, context.format).await,
         Verb::Explain { rental } => {
             let rental: Rental = client.get(&format!("/v1/rentals/{rental}")).await?;
             output::one(context.format, &rental, &[RENTALS, DETAILS].concat())

@@ -1,0 +1,268 @@
+//! The cluster rents hosts by itself: what an admin allows, what the last look has decided, and what the scheduler has to know of that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use perigee_model::money::Money;
+use perigee_model::rental::Offer;
+use perigee_model::renting::{
+    LearnedStart, RENT_DECISIONS_MAX, RentDecision, RentSettings, Renting, SetRenting,
+};
+use perigee_model::{HostId, JobId, Problem};
+use perigee_planner::rent::{Arrived, Job, Period, Refusal, Run, Start};
+use tokio::sync::Notify;
+
+use crate::records::Records;
+
+/// `renting/settings`: what an admin has said.
+const SETTINGS: &str = "renting/settings";
+
+/// `renting/decisions`: the last decisions, the newest last.
+const DECISIONS: &str = "renting/decisions";
+
+/// Predictions of so many kinds of jobs are kept in memory.
+const PREDICTED_MAX: usize = 4_000;
+
+/// The intervals of the task that looks.
+#[derive(Debug, Clone, Copy)]
+pub struct RenterTiming {
+    /// Between two looks.
+    pub look: Duration,
+    /// What the providers offer is asked for again after so long.
+    pub offers: Duration,
+    /// A prediction counts for so long.
+    pub predicted: Duration,
+}
+
+impl Default for RenterTiming {
+    fn default() -> Self {
+        Self {
+            look: Duration::from_secs(10),
+            offers: Duration::from_secs(60),
+            predicted: Duration::from_secs(120),
+        }
+    }
+}
+
+/// How one kind of job would run, whichever of the waiting jobs it is.
+#[derive(Debug, Clone, Default)]
+pub struct Predicted {
+    /// At an own host; `None` if the job can't run there.
+    pub own: Option<Run>,
+    /// What leaves a provider's site then.
+    pub own_egress: Money,
+    /// At rented hosts, by [`kind_key`].
+    pub rented: BTreeMap<String, Run>,
+    /// Whether its data may leave their site.
+    pub may_leave: bool,
+}
+
+/// What providers offer, each with the provider's name and the price with the disk of a rented host.
+pub type Offers = Vec<(String, Offer)>;
+
+/// The name of a kind of machine among those of all providers.
+pub fn kind_key(provider: &str, kind: &str) -> String {
+    format!("{provider}/{kind}")
+}
+
+/// What a look has gathered that does not change from one pass of the scheduler to the next one.
+#[derive(Debug, Clone, Default)]
+pub struct Basis {
+    /// The jobs about which it was gathered, with what each would take. [`Job::worth`] is as it was at [`Self::at`].
+    pub jobs: BTreeMap<JobId, Job>,
+    pub arrived: Vec<Arrived>,
+    /// With kinds as [`kind_key`] has them.
+    pub offers: Vec<Offer>,
+    pub starts: BTreeMap<String, Start>,
+    pub refusals: Vec<Refusal>,
+    pub budget_left: Money,
+    pub period: Option<Period>,
+    pub rented_most: usize,
+    /// Whether jobs run without KVM in this cluster.
+    pub without_kvm: bool,
+}
+
+/// What a look has shown.
+#[derive(Debug, Clone, Default)]
+pub struct Look {
+    pub at_ms: Option<u64>,
+    pub budget_left: Option<Money>,
+    pub decisions: Vec<RentDecision>,
+    pub nothing_because: String,
+    pub not_known: Vec<String>,
+    pub starts: Vec<LearnedStart>,
+}
+
+/// A rented host, as it was used last.
+#[derive(Debug, Clone, Copy)]
+struct LastUse {
+    idle_since: Option<Instant>,
+    /// What an hour of waiting would cost the jobs that it had last, together.
+    waiting_per_hour: Money,
+}
+
+#[derive(Default)]
+struct State {
+    settings: RentSettings,
+    last: Vec<RentDecision>,
+    look: Look,
+    basis: Arc<Basis>,
+    /// The jobs that wait for nothing but room, in the queue's order, as of the scheduler's last pass.
+    for_room: Arc<Vec<JobId>>,
+    uses: BTreeMap<HostId, LastUse>,
+    /// Each kind of job, with what it was predicted for.
+    predicted: BTreeMap<String, (Instant, u64, Arc<Predicted>)>,
+}
+
+/// What is known of the renting rule.
+#[derive(Default)]
+pub struct Renter {
+    state: Mutex<State>,
+    /// Wakes the task that looks.
+    pub look_now: Notify,
+    /// Whoever changes what an admin has said, or acts by it, takes turns.
+    pub turn: tokio::sync::Mutex<()>,
+}
+
+impl Renter {
+    pub(super) async fn load(records: &Records) -> Result<Self, Problem> {
+        let settings = records.read(SETTINGS).await?.unwrap_or_default();
+        let last = records.read(DECISIONS).await?.unwrap_or_default();
+        let state = State { settings, last, ..State::default() };
+        Ok(Self { state: Mutex::new(state), ..Self::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn settings(&self) -> RentSettings {
+        self.lock().settings
+    }
+
+    /// Records what an admin says. The caller has a turn.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn set(&self, records: &Records, ask: SetRenting) -> Result<(), Problem> {
+        let change = |old: Option<RentSettings>| old.unwrap_or_default().with(ask);
+        let settings = records.update(SETTINGS, change).await?;
+        self.lock().settings = settings;
+        self.look_now.notify_one();
+        Ok(())
+    }
+
+    /// How it is shown.
+    pub fn shown(&self) -> Renting {
+        let state = self.lock();
+        let Look { at_ms, budget_left, decisions, nothing_because, not_known, starts } =
+            state.look.clone();
+        Renting {
+            settings: state.settings,
+            looked_ms: at_ms,
+            budget_left,
+            decisions,
+            nothing_because,
+            not_known,
+            starts,
+            last: state.last.clone(),
+        }
+    }
+
+    /// Notes what a look has shown, and keeps those of its decisions that are new.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn note_look(
+        &self,
+        records: &Records,
+        look: Look,
+        new: Vec<RentDecision>,
+    ) -> Result<(), Problem> {
+        let last = {
+            let mut state = self.lock();
+            state.look = look;
+            if new.is_empty() {
+                return Ok(());
+            }
+            state.last.extend(new);
+            let excess = state.last.len().saturating_sub(RENT_DECISIONS_MAX);
+            state.last.drain(..excess);
+            state.last.clone()
+        };
+        records.put(DECISIONS, &last).await
+    }
+
+    /// The decisions of the last look.
+    pub fn decided(&self) -> Vec<RentDecision> {
+        self.lock().look.decisions.clone()
+    }
+
+    pub fn basis(&self) -> Arc<Basis> {
+        Arc::clone(&self.lock().basis)
+    }
+
+    pub fn set_basis(&self, basis: Arc<Basis>) {
+        self.lock().basis = basis;
+    }
+
+    /// The jobs that wait for nothing but room, in the queue's order.
+    pub fn for_room(&self) -> Arc<Vec<JobId>> {
+        Arc::clone(&self.lock().for_room)
+    }
+
+    /// Notes them after a pass of the scheduler.
+    pub fn note_for_room(&self, jobs: Vec<JobId>) {
+        self.lock().for_room = Arc::new(jobs);
+    }
+
+    /// Notes that jobs run at a rented host, for which an hour of waiting costs so much together, or that none does.
+    pub fn note_use(&self, host: &HostId, running: Option<Money>) {
+        let mut state = self.lock();
+        let before = state.uses.get(host).copied();
+        let idle_since = before.and_then(|before| before.idle_since);
+        let last_use = match running {
+            Some(waiting_per_hour) => LastUse { idle_since: None, waiting_per_hour },
+            None => LastUse {
+                idle_since: idle_since.or_else(|| Some(Instant::now())),
+                waiting_per_hour: before.map_or(Money::ZERO, |before| before.waiting_per_hour),
+            },
+        };
+        state.uses.insert(host.clone(), last_use);
+    }
+
+    /// For how long no job has run there, in seconds, and what an hour of waiting would cost those that it had last.
+    pub fn last_use(&self, host: &HostId) -> (Option<f64>, Money) {
+        let found = self.lock().uses.get(host).copied();
+        found.map_or((None, Money::ZERO), |last_use| {
+            let idle_s = last_use.idle_since.map(|since| since.elapsed().as_secs_f64());
+            (idle_s, last_use.waiting_per_hour)
+        })
+    }
+
+    /// Forgets all hosts but these.
+    pub fn forget_uses_but(&self, hosts: &BTreeSet<HostId>) {
+        self.lock().uses.retain(|host, _| hosts.contains(host));
+    }
+
+    /// What was predicted for a kind of job, if that is not older, and was made from the same hosts and offers.
+    pub fn predicted(&self, key: &str, from: u64, age: Duration) -> Option<Arc<Predicted>> {
+        let state = self.lock();
+        let (at, made_from, predicted) = state.predicted.get(key)?;
+        (*made_from == from && at.elapsed() < age).then(|| Arc::clone(predicted))
+    }
+
+    /// Keeps a prediction. If there are too many, those are dropped that are no longer used.
+    pub fn note_predicted(&self, key: String, from: u64, predicted: Arc<Predicted>, age: Duration) {
+        let mut state = self.lock();
+        if state.predicted.len() >= PREDICTED_MAX {
+            state
+                .predicted
+                .retain(|_, (at, made_from, _)| *made_from == from && at.elapsed() < age);
+        }
+        if state.predicted.len() < PREDICTED_MAX {
+            state.predicted.insert(key, (Instant::now(), from, predicted));
+        }
+    }
+}
