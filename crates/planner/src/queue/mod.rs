@@ -22,6 +22,7 @@
 //!   what the other one holds. A gang that does not fit reserves as many hosts as it needs.
 //! - **Groups**: a host counts as having no room for a job whose rules about other VMs it would break ([`Groups`]); what starts in this
 //!   pass counts at once.
+//! - **Rented hosts**: at a host that the cluster has rented by itself only those jobs start that the renting rule has put there ([`Rented`]).
 //! - **Volumes**: a job that waits for a volume reserves it against the jobs behind it.
 //! - **Plans**: while what a job's plan needs is being read, the room that it could have is kept for it.
 //!
@@ -34,12 +35,14 @@ mod gang;
 mod groups;
 mod pass;
 mod refusals;
+mod rented;
 mod room;
 #[cfg(test)]
 mod tests;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use perigee_model::budget::Spending;
 use perigee_model::job::{Access, JobVolume, Start};
@@ -49,6 +52,7 @@ use perigee_model::{HostId, JobId, SiteId, VolumeName};
 pub use groups::{Bounds, Grouped, Groups};
 pub use pass::{JobGrant, Known, NotMeasured, PassDecision, PassSnapshot, Read, pass};
 pub use refusals::Refusals;
+pub use rented::{Goes, Rented};
 use room::{Rooms, Ruled, Wait};
 
 /// The waiting time that is worth one point of priority.
@@ -71,6 +75,8 @@ pub struct Queue {
     pub uses: Vec<VolumeUse>,
     /// Where the VMs are that have rules about each other.
     pub grouped: Grouped,
+    /// What the renting rule says.
+    pub rented: Arc<Rented>,
 }
 
 /// A tenant's quota, and what is in use of it.
@@ -255,12 +261,16 @@ pub enum Turn {
         place: u32,
         /// Why, in plain words for its owner.
         reason: String,
+        /// It waits for nothing but room at a host.
+        for_room: bool,
     },
 }
 
 /// Why a job starts at none of the hosts that have room for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotChosen {
+    /// No host has room for it, or it waits for a rented host.
+    NoRoom(String),
     /// It waits, and others may have the room.
     Refused(String),
     /// What its plan needs is being read. The room is kept for it meanwhile.
@@ -270,7 +280,7 @@ pub enum NotChosen {
 impl NotChosen {
     fn reason(self) -> String {
         match self {
-            Self::Refused(reason) | Self::NotYet(reason) => reason,
+            Self::NoRoom(reason) | Self::Refused(reason) | Self::NotYet(reason) => reason,
         }
     }
 }
@@ -299,6 +309,7 @@ pub fn schedule(
         let turn = match try_start(waiting, &mut rooms, &mut uses, quota, &mut choose) {
             Ok(turn) => turn,
             Err(not_chosen) => {
+                let for_room = matches!(not_chosen, NotChosen::NoRoom(_));
                 let mut reason = not_chosen.reason();
                 let place = places.entry(&waiting.holder.tenant).or_default();
                 *place += 1;
@@ -307,7 +318,7 @@ pub fn schedule(
                     reason =
                         format!("{reason}; its wait has raised its priority from {from} to {to}");
                 }
-                Turn::Wait { place: *place, reason }
+                Turn::Wait { place: *place, reason, for_room }
             }
         };
         turns.push((waiting.job.clone(), turn));
@@ -349,7 +360,7 @@ fn try_start(
     let is_kept = match &turn {
         Ok(_) => false,
         Err(NotChosen::NotYet(_)) => true,
-        Err(NotChosen::Refused(_)) => rooms.keep_one_for(&waiting.job),
+        Err(NotChosen::NoRoom(_) | NotChosen::Refused(_)) => rooms.keep_one_for(&waiting.job),
     };
     if turn.is_ok() || is_kept {
         uses.add(uses_of(waiting));
@@ -419,20 +430,37 @@ fn start_one(
     rooms: &mut Rooms,
     choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 ) -> Result<HostId, NotChosen> {
+    let Some(goes) = &waiting.goes else { return start_at_one(waiting, rooms, choose) };
+    if let Some(reason) = goes.why_wait() {
+        return Err(NotChosen::NoRoom(reason));
+    }
+    match start_at_one(waiting, rooms, choose) {
+        // The renting rule knows less of it than its plan.
+        Err(NotChosen::Refused(_)) => start_at_one(&waiting.at_own_hosts(), rooms, choose),
+        chosen => chosen,
+    }
+}
+
+fn start_at_one(
+    waiting: &Ruled,
+    rooms: &mut Rooms,
+    choose: &mut impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
+) -> Result<HostId, NotChosen> {
     let hosts = rooms.with_room(waiting).map_err(|wait| {
         let is_for_ever = matches!(
             wait,
             Wait::NoHost | Wait::RuledOut | Wait::TooLarge(..) | Wait::PersistentVms
         );
         let drained = rooms.why_drained(waiting).filter(|_| is_for_ever);
-        waiting.with_rules(drained.unwrap_or_else(|| wait.reason(waiting)))
+        let reason = drained.unwrap_or_else(|| wait.reason(waiting));
+        NotChosen::NoRoom(waiting.with_rules(reason))
     })?;
     let chosen = choose(waiting, &hosts);
     let taken = match &chosen {
         Ok(host) => Some(host),
         // Which one it will be is not known yet.
         Err(NotChosen::NotYet(_)) => hosts.first(),
-        Err(NotChosen::Refused(_)) => None,
+        Err(NotChosen::NoRoom(_) | NotChosen::Refused(_)) => None,
     };
     if let Some(host) = taken {
         rooms.take(host, waiting.demand);
@@ -454,7 +482,7 @@ fn start_at_one_host(
         start_one(&ruled, rooms, &mut |_: &Waiting, hosts: &[HostId]| choose(waiting, hosts))?;
     for _ in 1..waiting.count {
         if let Err(not_chosen) = choose(waiting, std::slice::from_ref(&host)) {
-            if matches!(not_chosen, NotChosen::Refused(_)) {
+            if !matches!(not_chosen, NotChosen::NotYet(_)) {
                 *rooms = before;
             }
             return Err(not_chosen);

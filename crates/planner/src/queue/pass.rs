@@ -130,6 +130,8 @@ pub struct PassDecision {
     pub grants: Vec<JobGrant>,
     /// The place in the queue of each job that waits, and why.
     pub waits: BTreeMap<JobId, (u32, String)>,
+    /// The jobs that wait for nothing but room, in the queue's order.
+    pub for_room: Vec<JobId>,
     /// The jobs whose facts are to be read now.
     pub read: Vec<JobId>,
     /// The measurements that are to be made, each from the host that reads.
@@ -370,7 +372,10 @@ impl Pass {
             let hosts = match turn {
                 Turn::Start(host) => vec![host],
                 Turn::StartAll(hosts) => hosts,
-                Turn::Wait { place, reason } => {
+                Turn::Wait { place, reason, for_room } => {
+                    if for_room {
+                        self.decision.for_room.push(job.clone());
+                    }
                     if place <= READ_AHEAD {
                         next.push(job.clone());
                     }

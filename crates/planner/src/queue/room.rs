@@ -1,10 +1,12 @@
 //! The resources that are free while the queue is processed, and the reasons why a job does not fit.
 
+use std::sync::Arc;
+
 use perigee_model::job::Start;
 use perigee_model::units::format_bytes;
 use perigee_model::{HostId, JobId};
 
-use super::{Bounds, Demand, Grouped, HostRoom, Queue, Waiting, named};
+use super::{Bounds, Demand, Goes, Grouped, HostRoom, Queue, Rented, Waiting, named};
 
 #[derive(Clone)]
 pub(super) struct Rooms {
@@ -15,12 +17,16 @@ pub(super) struct Rooms {
     pub(super) kept: Vec<Start>,
     /// Where the VMs are that have rules about each other, with those that start in this pass.
     grouped: Grouped,
+    rented: Arc<Rented>,
 }
 
-/// A job that waits, and where it may start for its rules.
+/// A job that waits, and where it may start for its rules and for the renting rule.
 pub(super) struct Ruled<'a> {
     waiting: &'a Waiting,
     bounds: Bounds,
+    rented: Arc<Rented>,
+    /// The rented host to which it goes.
+    pub(super) goes: Option<Goes>,
 }
 
 impl std::ops::Deref for Ruled<'_> {
@@ -46,6 +52,22 @@ impl Ruled<'_> {
     /// Whether each of its VMs starts at another host.
     pub(super) fn is_one_each(&self) -> bool {
         self.waiting.groups.apart.is_some()
+    }
+
+    /// As if the renting rule had not put it anywhere.
+    pub(super) fn at_own_hosts(&self) -> Self {
+        let (bounds, rented) = (self.bounds.clone(), Arc::clone(&self.rented));
+        Self { waiting: self.waiting, bounds, rented, goes: None }
+    }
+
+    /// Whether it may start there for all that the renting rule says.
+    fn may_rent(&self, host: &HostId) -> bool {
+        let is_named = matches!(&self.waiting.start, Start::Host(named) if named == host);
+        let may_go = match &self.goes {
+            Some(goes) => goes.host == *host,
+            None => !self.rented.hosts.contains(host),
+        };
+        is_named || may_go
     }
 
     /// One large VM in place of all of its VMs.
@@ -97,6 +119,7 @@ impl Rooms {
             drained: drained.collect(),
             kept: Vec::new(),
             grouped: queue.grouped.clone(),
+            rented: Arc::clone(&queue.rented),
         }
     }
 
@@ -105,7 +128,9 @@ impl Rooms {
         let is_drained = |host: &HostId| self.drained.iter().any(|room| room.host.id == *host);
         let binds = |host: &HostId| !is_drained(host) && !waiting.lost_at.contains(host);
         let bounds = self.grouped.bounds(&waiting.job, &waiting.groups, binds);
-        Ruled { waiting, bounds }
+        let rented = Arc::clone(&self.rented);
+        let goes = rented.goes.get(&waiting.job).filter(|_| waiting.count <= 1).cloned();
+        Ruled { waiting, bounds, rented, goes }
     }
 
     /// The job's VMs start at these hosts.
@@ -190,7 +215,8 @@ impl Rooms {
 
 /// Whether it may start there, if there is room.
 pub(super) fn may_use(waiting: &Ruled, room: &Room) -> bool {
-    may_start(waiting, room) && waiting.bounds.allow(&room.host.id)
+    let host = &room.host.id;
+    may_start(waiting, room) && waiting.bounds.allow(host) && waiting.may_rent(host)
 }
 
 /// The same, whatever its rules about other VMs say.

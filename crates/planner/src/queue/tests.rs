@@ -1,5 +1,6 @@
 mod groups;
 mod properties;
+mod rented;
 
 use super::*;
 use crate::fixture::{MIB, host_id, volume_name};

@@ -254,6 +254,8 @@ pub struct Decided {
     pub decisions: Vec<Decision>,
     /// Where each job would run, and when, in the queue's order.
     pub planned: Vec<Planned>,
+    /// Why no further host is asked for, in words.
+    pub no_more_because: String,
 }
 
 /// One decision.
@@ -344,10 +346,14 @@ pub fn decide(snapshot: &Snapshot) -> Decided {
     let mut drained = drains.best(&places, left);
     let rented = snapshot.hosts.iter().filter(|host| host.rented.is_some()).count();
     let most = snapshot.rented_most.saturating_sub(rented).min(RENTS_MOST);
+    let mut no_more_because = explain::enough(snapshot, rented);
     for _ in 0..most {
-        let Some((rent, place, with)) = best_offer(snapshot, &drains, &places, &drained, left)
-        else {
-            break;
+        let (rent, place, with) = match best_offer(snapshot, &drains, &places, &drained, left) {
+            Ok(best) => best,
+            Err(why) => {
+                no_more_because = why;
+                break;
+            }
         };
         left = left.less(rent.reserve);
         places.push(place);
@@ -362,7 +368,7 @@ pub fn decide(snapshot: &Snapshot) -> Decided {
             decisions.push(idle::stay(host, rented, is_used, &drains));
         }
     }
-    Decided { decisions, planned: drained.planned(snapshot, &places) }
+    Decided { decisions, planned: drained.planned(snapshot, &places), no_more_because }
 }
 
 /// Where the jobs would go with the hosts that are there or starting, without any decision.
@@ -400,51 +406,100 @@ fn is_tight(snapshot: &Snapshot, left: Money) -> bool {
 }
 
 /// The offer that makes the queue's sum least, if one makes it less at all and fits what is left.
+///
+/// # Errors
+/// Why none does, in words: that of the offer that comes nearest.
 fn best_offer(
     snapshot: &Snapshot,
     drains: &Drains,
     places: &[Place],
     before: &Drained,
     left: Money,
-) -> Option<(Rent, Place, Drained)> {
-    let is_tight = is_tight(snapshot, left);
-    let mut best: Option<(f64, Rent, Place, Drained)> = None;
-    for offer in usable(snapshot) {
-        let place = Place::of_offer(offer, snapshot);
-        let all = [places, std::slice::from_ref(&place)].concat();
-        let with = drains.best(&all, left);
-        let number = places.len();
-        let use_of = with.use_of(number);
-        // For jobs that are only expected nothing is rented.
-        let Some(use_of) = use_of.filter(|use_of| !use_of.jobs.is_empty()) else { continue };
-        let start = drains.start(&offer.kind);
-        let tail_s = idle::tail_s(&offer.price, start, use_of.waiting_per_hour);
-        let lasts_s = use_of.ends_s + tail_s;
-        let machine = idle::machine(&offer.price, lasts_s)?;
-        // The sums have the time of the new host until its last job ends; the rest of the machine's price is beside them.
-        let beside = (drain::micros(machine) - use_of.counted).max(0.0);
-        let gain = before.sum - with.sum - beside;
-        let score = if is_tight { gain / drain::micros(machine).max(1.0) } else { gain };
-        if gain <= 0.0 || best.as_ref().is_some_and(|(most, ..)| *most >= score) {
-            continue;
-        }
-        let first_s = use_of.first_high_s + start.high_s + AHEAD_S;
-        let Some(held) = idle::high(&offer.price, offer.spot, first_s) else { continue };
-        let reserve = held.plus(use_of.first_egress);
-        if reserve > left {
-            continue;
-        }
-        let saves = drain::money(gain + drain::micros(machine));
-        let rent = Rent {
-            why: explain::rent(offer, &use_of, saves, machine, reserve, left),
-            offer: offer.clone(),
-            reserve,
-            reserved_s: first_s.max(f64::from(offer.price.minimum_s)),
-            jobs: use_of.jobs.iter().map(|job| snapshot.jobs[*job].job.clone()).collect(),
-            saves,
-            costs: machine,
-        };
-        best = Some((score, rent, place, with));
+) -> Result<(Rent, Place, Drained), String> {
+    if let Some(why) = explain::nobody_waits(snapshot) {
+        return Err(why);
     }
-    best.map(|(_, rent, place, with)| (rent, place, with))
+    let is_tight = is_tight(snapshot, left);
+    let (mut best, mut nearest) = (None::<Gain>, None::<(f64, String)>);
+    for offer in usable(snapshot) {
+        match gain(snapshot, drains, (places, before), left, offer) {
+            Ok(found) => {
+                let score = |one: &Gain| if is_tight { one.for_a_dollar() } else { one.gain };
+                if best.as_ref().is_none_or(|best| score(best) < score(&found)) {
+                    best = Some(found);
+                }
+            }
+            Err(not) if nearest.as_ref().is_none_or(|(gain, _)| *gain < not.0) => {
+                nearest = Some(not);
+            }
+            Err(_) => {}
+        }
+    }
+    let why = || nearest.map_or_else(|| explain::no_offers(snapshot), |(_, why)| why);
+    best.map(|best| (best.rent, best.place, best.with)).ok_or_else(why)
+}
+
+/// An offer that makes the queue's sum less.
+struct Gain {
+    /// By so much, in millionths of a dollar.
+    gain: f64,
+    rent: Rent,
+    place: Place,
+    with: Drained,
+}
+
+impl Gain {
+    fn for_a_dollar(&self) -> f64 {
+        self.gain / drain::micros(self.rent.costs).max(1.0)
+    }
+}
+
+/// What the queue gains by an offer.
+///
+/// # Errors
+/// How much it would gain, and why the offer is not taken.
+fn gain(
+    snapshot: &Snapshot,
+    drains: &Drains,
+    (places, before): (&[Place], &Drained),
+    left: Money,
+    offer: &Offer,
+) -> Result<Gain, (f64, String)> {
+    let place = Place::of_offer(offer, snapshot);
+    let all = [places, std::slice::from_ref(&place)].concat();
+    let with = drains.best(&all, left);
+    // For jobs that are only expected nothing is rented.
+    let use_of = with.use_of(places.len()).filter(|use_of| !use_of.jobs.is_empty());
+    let use_of = use_of.ok_or_else(|| {
+        let with_more = drains.best(&all, Money::from_micros(u64::MAX)).use_of(places.len());
+        let is_poor = with_more.is_some_and(|use_of| !use_of.jobs.is_empty());
+        (f64::NEG_INFINITY, explain::no_job_goes(offer, is_poor.then_some(left)))
+    })?;
+    let start = drains.start(&offer.kind);
+    let tail_s = idle::tail_s(&offer.price, start, use_of.waiting_per_hour);
+    let no_price = || (f64::NEG_INFINITY, explain::no_offers(snapshot));
+    let machine = idle::machine(&offer.price, use_of.ends_s + tail_s).ok_or_else(no_price)?;
+    // The sums have the time of the new host until its last job ends; the rest of the machine's price is beside them.
+    let beside = (drain::micros(machine) - use_of.counted).max(0.0);
+    let gain = before.sum - with.sum - beside;
+    let saves = drain::money(gain + drain::micros(machine));
+    if gain <= 0.0 {
+        return Err((gain, explain::too_dear(offer, saves, machine)));
+    }
+    let first_s = use_of.first_high_s + start.high_s + AHEAD_S;
+    let held = idle::high(&offer.price, offer.spot, first_s).ok_or_else(no_price)?;
+    let reserve = held.plus(use_of.first_egress);
+    if reserve > left {
+        return Err((gain, explain::over_budget(offer, saves, machine, reserve, left)));
+    }
+    let rent = Rent {
+        why: explain::rent(offer, &use_of, saves, machine, reserve, left),
+        offer: offer.clone(),
+        reserve,
+        reserved_s: first_s.max(f64::from(offer.price.minimum_s)),
+        jobs: use_of.jobs.iter().map(|job| snapshot.jobs[*job].job.clone()).collect(),
+        saves,
+        costs: machine,
+    };
+    Ok(Gain { gain, rent, place, with })
 }

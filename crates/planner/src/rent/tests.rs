@@ -121,6 +121,30 @@ fn nobody_who_waits_or_waiting_that_costs_nothing_rents_nothing() {
 }
 
 #[test]
+fn why_nothing_is_rented_is_said() {
+    let why = |snapshot: &Snapshot| {
+        let decided = decide(snapshot);
+        assert!(rents(&decided).is_empty(), "{decided:?}");
+        decided.no_more_because
+    };
+    assert_eq!(why(&queue(0, 1.0)), "no job waits for room");
+    let mut free = queue(60, 1.0);
+    free.jobs.iter_mut().for_each(|job| job.worth = Worth::default());
+    assert!(why(&free).contains("60 jobs wait for room, and waiting costs none"));
+    assert!(why(&queue(5, 0.2)).contains("would save"), "the whole machine costs more");
+    let poor = Snapshot { budget_left: Money::from_micros(10), ..queue(60, 1.0) };
+    assert!(why(&poor).contains("which does not pay for a job"), "{}", why(&poor));
+    let none = Snapshot { offers: Vec::new(), ..queue(60, 1.0) };
+    assert!(why(&none).contains("no provider"));
+    let full = Snapshot { rented_most: 0, ..queue(60, 1.0) };
+    assert_eq!(why(&full), "0 hosts are rented, and 0 may be at once");
+    let mut refused = queue(60, 1.0);
+    let (kind, zone) = ("k".to_owned(), "a".to_owned());
+    refused.refusals = vec![Refusal { kind, zone, spot: false, ago_s: 1.0, times: 1 }];
+    assert!(why(&refused).contains("1 were refused lately"));
+}
+
+#[test]
 fn a_starting_host_counts_as_room() {
     let mut snapshot = queue(8, 1.0);
     let before = rents(&decide(&snapshot)).len();
