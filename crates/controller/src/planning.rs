@@ -7,6 +7,7 @@ mod history;
 pub mod links;
 mod money;
 mod prices;
+pub mod renting;
 pub mod shared_links;
 mod waits;
 
@@ -205,7 +206,7 @@ pub async fn running(
     let since_command = record.meter.totals.since(&record.meter.at_command);
     let requests = data_disks(placement, &since_command).iter().map(requests).sum();
     Ok(Some(Running {
-        cluster: facts_for(cluster, record.job.vm.as_ref()),
+        cluster: without_rented(cluster, facts_for(cluster, record.job.vm.as_ref())),
         traits: placement.traits.clone(),
         // Other jobs count only in the first run of a job.
         others: match history.runs.is_empty() {
@@ -350,6 +351,15 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
         probe_request_bytes: u64::from(links::PROBE_REQUEST_BYTES),
         past_moves: past_moves(cluster),
     }
+}
+
+/// No VM goes by itself to a host that the cluster has rented for jobs that wait.
+fn without_rented(cluster: &Cluster, mut facts: Facts) -> Facts {
+    let of_rule = cluster.rentals.by_rule();
+    if !of_rule.is_empty() {
+        facts.hosts.iter_mut().for_each(|host| host.takes_jobs &= !of_rule.contains_key(&host.id));
+    }
+    facts
 }
 
 /// A host that is up.

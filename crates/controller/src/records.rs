@@ -30,7 +30,7 @@
 //! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
 //! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
 //! | `rentals/RENTAL` | [`RentalRecord`] | its driver only |
-//! | `intents/rentals/RENTAL` | [`RentalIntent`] | the API |
+//! | `intents/rentals/RENTAL` | [`RentalIntent`] | the API; the task that rents |
 //! | `left_sites/RENTAL` | [`LeftSite`] | [`crate::ledger::left_site`] |
 //! | `renting/settings`, `renting/decisions` | what an admin has said of renting by itself, and the last decisions ([`crate::cluster::renter`]) | the API; the task that rents |
 //! | `given_up/HOST` | [`crate::storage::given_up::GivenUp`] | the removal of a host |

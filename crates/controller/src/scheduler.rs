@@ -108,6 +108,7 @@ impl Scheduler {
         self.forget_all_but(&by_id);
         if records.is_empty() {
             self.refusals = Refusals::default();
+            cluster.renter.note_for_room(Vec::new());
         } else {
             self.look_up_homes(cluster, &records).await;
             let queue = queue(cluster, &records).await;
@@ -150,6 +151,7 @@ impl Scheduler {
             refusals: std::mem::take(&mut self.refusals),
         });
         self.refusals = decision.refusals;
+        cluster.renter.note_for_room(decision.for_room);
         for (job, waits) in decision.wait_for_links {
             if waits {
                 self.unmeasured.entry(job).or_insert_with(Instant::now);
@@ -297,6 +299,7 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
         quotas,
         uses: taken.uses,
         grouped: cluster.index.grouped(),
+        rented: Arc::new(planning::renting::rented(cluster)),
     }
 }
 

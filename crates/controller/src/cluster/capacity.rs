@@ -52,10 +52,12 @@ impl Counters {
 /// What VMs may take of a host: [`VCPUS_PER_CPU`] vCPUs for each CPU, and its memory but a sixteenth, which is bounded,
 /// for the host itself.
 pub fn capacity(report: &HostReport) -> Demand {
-    Demand {
-        cpus: report.cpus.saturating_mul(VCPUS_PER_CPU),
-        memory_bytes: for_vms_bytes(report.memory_bytes),
-    }
+    capacity_of(report.cpus, report.memory_bytes)
+}
+
+/// The same for a machine with so many CPUs and so much memory.
+pub fn capacity_of(cpus: u32, memory_bytes: u64) -> Demand {
+    Demand { cpus: cpus.saturating_mul(VCPUS_PER_CPU), memory_bytes: for_vms_bytes(memory_bytes) }
 }
 
 /// What VMs may have of a host's memory.

@@ -52,7 +52,7 @@ use crate::term;
 use accounts::Accounts;
 use amounts::Amounts;
 use balance::Balances;
-pub use capacity::{Counters, ERROR_BUCKETS, capacity, for_vms_bytes, starts_at_once};
+pub use capacity::{Counters, ERROR_BUCKETS, capacity, capacity_of, for_vms_bytes, starts_at_once};
 use history_cache::HistoryCache;
 use hosts::Ways;
 pub use hosts::{HostEntry, HostLink, Hosts};

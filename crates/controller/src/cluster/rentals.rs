@@ -232,6 +232,13 @@ impl Rentals {
         lock(&self.known).values().find(|rental| rental.host == *host).cloned()
     }
 
+    /// Those that the cluster has rented by itself and that are not over, by their hosts.
+    pub fn by_rule(&self) -> BTreeMap<HostId, Rental> {
+        let all = self.saved().into_iter();
+        let of_rule = all.filter(|one| one.rented_for.is_some() && !one.state.is_over());
+        of_rule.map(|rental| (rental.host.clone(), self.with_money(rental))).collect()
+    }
+
     pub fn get(&self, id: &RentalId) -> Option<Rental> {
         let rental = lock(&self.known).get(id).cloned();
         rental.map(|rental| self.with_money(rental))

@@ -13,6 +13,7 @@ use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::rent::{Arrived, Job, Period, Refusal, Run, Start};
 use tokio::sync::Notify;
 
+use crate::clock::now_ms;
 use crate::records::Records;
 
 /// `renting/settings`: what an admin has said.
@@ -58,9 +59,6 @@ pub struct Predicted {
     pub may_leave: bool,
 }
 
-/// What providers offer, each with the provider's name and the price with the disk of a rented host.
-pub type Offers = Vec<(String, Offer)>;
-
 /// The name of a kind of machine among those of all providers.
 pub fn kind_key(provider: &str, kind: &str) -> String {
     format!("{provider}/{kind}")
@@ -79,8 +77,6 @@ pub struct Basis {
     pub budget_left: Money,
     pub period: Option<Period>,
     pub rented_most: usize,
-    /// Whether jobs run without KVM in this cluster.
-    pub without_kvm: bool,
 }
 
 /// What a look has shown.
@@ -97,7 +93,8 @@ pub struct Look {
 /// A rented host, as it was used last.
 #[derive(Debug, Clone, Copy)]
 struct LastUse {
-    idle_since: Option<Instant>,
+    /// Since when no job runs there; Unix time.
+    idle_since_ms: Option<u64>,
     /// What an hour of waiting would cost the jobs that it had last, together.
     waiting_per_hour: Money,
 }
@@ -194,7 +191,7 @@ impl Renter {
         records.put(DECISIONS, &last).await
     }
 
-    /// The decisions of the last look.
+    /// Those of the last look.
     pub fn decided(&self) -> Vec<RentDecision> {
         self.lock().look.decisions.clone()
     }
@@ -221,24 +218,21 @@ impl Renter {
     pub fn note_use(&self, host: &HostId, running: Option<Money>) {
         let mut state = self.lock();
         let before = state.uses.get(host).copied();
-        let idle_since = before.and_then(|before| before.idle_since);
+        let idle_since_ms = before.and_then(|before| before.idle_since_ms);
         let last_use = match running {
-            Some(waiting_per_hour) => LastUse { idle_since: None, waiting_per_hour },
+            Some(waiting_per_hour) => LastUse { idle_since_ms: None, waiting_per_hour },
             None => LastUse {
-                idle_since: idle_since.or_else(|| Some(Instant::now())),
+                idle_since_ms: idle_since_ms.or_else(|| Some(now_ms())),
                 waiting_per_hour: before.map_or(Money::ZERO, |before| before.waiting_per_hour),
             },
         };
         state.uses.insert(host.clone(), last_use);
     }
 
-    /// For how long no job has run there, in seconds, and what an hour of waiting would cost those that it had last.
-    pub fn last_use(&self, host: &HostId) -> (Option<f64>, Money) {
+    /// Since when no job has run there, and what an hour of waiting would cost those that it had last.
+    pub fn last_use(&self, host: &HostId) -> (Option<u64>, Money) {
         let found = self.lock().uses.get(host).copied();
-        found.map_or((None, Money::ZERO), |last_use| {
-            let idle_s = last_use.idle_since.map(|since| since.elapsed().as_secs_f64());
-            (idle_s, last_use.waiting_per_hour)
-        })
+        found.map_or((None, Money::ZERO), |last| (last.idle_since_ms, last.waiting_per_hour))
     }
 
     /// Forgets all hosts but these.

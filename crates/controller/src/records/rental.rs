@@ -65,13 +65,19 @@ pub fn left_site_key(rental: &RentalId) -> String {
     format!("{LEFT_SITES}{rental}")
 }
 
-/// What people asked for.
+/// What people asked for, and the task that rents by itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RentalIntent {
     /// Who wants it to end, as the audit log names them.
     pub ended_by: Option<String>,
     /// Its VMs end with it.
     pub now: bool,
+    /// Why it is to end, if the cluster gives it back by itself.
+    #[serde(default)]
+    pub why: Option<String>,
+    /// Until when its money is to be reserved, for the jobs that run there; Unix time.
+    #[serde(default)]
+    pub reserve_until_ms: Option<u64>,
 }
 
 /// The key of a [`RentalRecord`].

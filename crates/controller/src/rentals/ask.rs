@@ -28,7 +28,7 @@ pub async fn ask(cluster: &Arc<Cluster>, record: &mut Owned<RentalRecord>) -> Re
     let before = record.value.view.requested;
     let view = &mut record.value.view;
     // RESERVED HERE, before the provider is asked.
-    if let Some(for_s) = money::reserve_for_s(cluster, view) {
+    if let Some(for_s) = money::reserve_for_s(cluster, view, None) {
         money::reserve(cluster, view, for_s).await?;
     }
     let (asked_ms, reserved) = (now_ms(), cluster.rentals.with_money(view.clone()).reserved);

@@ -83,6 +83,9 @@ async fn observe(
         if view.ends_because.is_none() {
             view.ends_because = why_ends(cluster, view, intent);
         }
+        if view.state == RentalState::Joined && view.first_job_ms.is_none() {
+            view.first_job_ms = facts::first_job_ms(cluster, view);
+        }
     }
     if let (true, Some(address)) = (view.address != before.address, view.address.clone()) {
         enrol::bind_token(cluster, &view.host, &address).await?;
@@ -98,7 +101,7 @@ async fn observe(
         RentalState::Wanted | RentalState::Ending | RentalState::Gone => false,
     };
     if may_cost {
-        reserve_more(cluster, record).await?;
+        reserve_more(cluster, record, intent).await?;
     }
     Ok(())
 }
@@ -113,11 +116,16 @@ fn notice_ms(cluster: &Cluster, rental: &Rental) -> Option<u64> {
 }
 
 /// A rental whose money can't be reserved any longer is given back.
-async fn reserve_more(cluster: &Cluster, record: &mut Owned<RentalRecord>) -> Result<(), Problem> {
+async fn reserve_more(
+    cluster: &Cluster,
+    record: &mut Owned<RentalRecord>,
+    intent: &RentalIntent,
+) -> Result<(), Problem> {
     let view = &record.value.view;
     // What nobody has asked for was not reserved for either.
     let is_asked = view.since_ms(RentalState::Asked).is_some();
-    let Some(for_s) = money::reserve_for_s(cluster, view).filter(|_| is_asked) else {
+    let for_s = money::reserve_for_s(cluster, view, intent.reserve_until_ms);
+    let Some(for_s) = for_s.filter(|_| is_asked) else {
         return Ok(());
     };
     match money::reserve(cluster, view, for_s).await {

@@ -13,6 +13,9 @@ use crate::cluster::Cluster;
 use crate::drain;
 use crate::records::{HostRecord, RentalIntent};
 
+/// What ends the reason of a rental that a person has given back.
+pub const GAVE_BACK: &str = " gave it back";
+
 /// How often a provider is asked for one rental.
 pub const ASKS_MAX: u32 = 5;
 
@@ -84,10 +87,20 @@ async fn is_empty(cluster: &Arc<Cluster>, host: &HostId) -> Option<bool> {
     look.ok()?.left.map(|left| left.is_empty())
 }
 
+/// When the first job began that runs at the rental's host; Unix time.
+pub fn first_job_ms(cluster: &Cluster, rental: &Rental) -> Option<u64> {
+    let jobs = cluster.unfinished_jobs().into_iter().filter(|record| {
+        let is_there = cluster.index.host_of(record).as_ref() == Some(&rental.host);
+        record.vm_started && !record.kind.is_persistent_vm() && is_there
+    });
+    jobs.filter_map(|record| record.job.started_ms).min()
+}
+
 /// Why a rental that was not to end yet is to end now.
 pub fn why_ends(cluster: &Cluster, rental: &Rental, intent: &RentalIntent) -> Option<String> {
     if let Some(by) = &intent.ended_by {
-        return Some(format!("{by} gave it back"));
+        let why = intent.why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+        return Some(format!("{by}{GAVE_BACK}{why}"));
     }
     if rental.notice_ms.is_some() {
         return Some("the provider takes it back".to_owned());

@@ -16,7 +16,7 @@ mod plan;
 mod request;
 mod user_data;
 
-pub use automatic::set_renting;
+pub use automatic::{run as rent_by_itself, set_renting};
 pub use compare::{compare, hear};
 pub use driver::drive;
 pub use plan::plan;

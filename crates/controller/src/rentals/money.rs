@@ -26,19 +26,33 @@ const TAIL_S: u64 = 900;
 /// More is reserved when less than so much is left.
 const MARGIN_S: u64 = 600;
 
-/// Until how many seconds after its first request a rental's money is to be reserved; `None`: what is reserved is enough now.
+/// The same two, of a host that the cluster has rented by itself: at each look the rule says how long its jobs need it.
+const RULE_SLICE_S: u64 = 300;
+const RULE_MARGIN_S: u64 = 120;
+
+/// Until how many seconds after its first request a rental's money is to be reserved, if somebody wants it reserved until then, a Unix time;
+/// `None`: what is reserved is enough now.
 ///
 /// The ages do not go by the clock, which may be set.
-pub fn reserve_for_s(cluster: &Cluster, rental: &Rental) -> Option<u64> {
+pub fn reserve_for_s(cluster: &Cluster, rental: &Rental, until_ms: Option<u64>) -> Option<u64> {
     let Some(first_ms) = rental.since_ms(RentalState::Asked) else {
+        if let Some(of_rule) = &rental.rented_for {
+            return Some(of_rule.reserve_s);
+        }
         let for_s = wanted_for_s(rental).unwrap_or(SLICE_S);
         return Some(for_s.saturating_add(TAIL_S));
     };
     let rental = cluster.rentals.with_money(rental.clone());
     let age_s = cluster.clock.age_ms(first_ms) / 1000;
-    let soon = rental.cost_so_far(age_s.saturating_add(MARGIN_S));
-    let is_enough = soon.is_some_and(|soon| soon <= rental.reserved);
-    (!is_enough).then(|| age_s.saturating_add(SLICE_S))
+    let (slice_s, margin_s) = match rental.rented_for {
+        Some(_) => (RULE_SLICE_S, RULE_MARGIN_S),
+        None => (SLICE_S, MARGIN_S),
+    };
+    let is_reserved = |for_s| rental.cost_so_far(for_s).is_some_and(|high| high <= rental.reserved);
+    let next_s =
+        (!is_reserved(age_s.saturating_add(margin_s))).then(|| age_s.saturating_add(slice_s));
+    let wanted_s = until_ms.map(|until_ms| until_ms.saturating_sub(first_ms) / 1000);
+    next_s.max(wanted_s.filter(|wanted_s| !is_reserved(*wanted_s)))
 }
 
 /// For how long somebody wants it; `None` if nobody has said so.
@@ -127,6 +141,34 @@ impl Ask {
     }
 }
 
+/// What of the budget nobody has reserved; `None` without a budget. What is about to be reserved does not count as left.
+pub fn left(cluster: &Cluster) -> Option<Money> {
+    let taken = cluster.ledger.rented("", |at_ms| counts(cluster, at_ms)).taken();
+    let all = cluster.rentals.all().into_iter();
+    let soon = all.filter(|rental| rental.state == RentalState::Wanted).map(|rental| {
+        let for_s = reserve_for_s(cluster, &rental, None).unwrap_or_default();
+        rental.cost(for_s).unwrap_or_default().less(rental.reserved)
+    });
+    let taken = taken.plus(beyond(cluster, None)).plus(soon.sum());
+    Some(cluster.settings.renting.budget?.less(taken))
+}
+
+/// In how many seconds the first of what was spent counts no more; `None` without a budget.
+pub fn period_left_s(cluster: &Cluster) -> Option<f64> {
+    cluster.settings.renting.budget?;
+    let all = cluster.rentals.all();
+    let counting = all.iter().filter(|rental| {
+        let ended_ms = rental.steps.last().map_or(0, |step| step.at_ms);
+        let has_spent = rental.spent.is_some_and(|spent| spent > Money::ZERO);
+        !rental.state.is_over() || has_spent && counts(cluster, ended_ms)
+    });
+    let ages_s = counting.filter_map(|rental| {
+        Some(cluster.clock.age_ms(rental.since_ms(RentalState::Asked)?) / 1000)
+    });
+    let oldest_s = ages_s.max().unwrap_or(0);
+    Some(PERIOD_S.saturating_sub(oldest_s).max(SLICE_S) as f64)
+}
+
 /// What a rental has cost until now, as far as that is known: nothing if the provider never showed an instance, and no host of it joined. A rental
 /// that is over has cost what was settled.
 pub fn spent(cluster: &Cluster, rental: &Rental) -> Option<Money> {
@@ -162,10 +204,4 @@ pub async fn settle(cluster: &Cluster, rental: &Rental) -> Result<(), Problem> {
 pub async fn forget(cluster: &Cluster, id: &RentalId) -> Result<(), Problem> {
     cluster.ledger.forget(&owner(id)).await?;
     cluster.records.remove(&left_site_key(id)).await
-}
-
-/// What is left of the budget for rented hosts; `None` if there is no budget.
-pub fn left(cluster: &Cluster) -> Option<Money> {
-    let taken = cluster.ledger.rented("", |at_ms| counts(cluster, at_ms)).taken();
-    Some(cluster.settings.renting.budget?.less(taken.plus(beyond(cluster, None))))
 }

@@ -12,6 +12,7 @@ use perigee_model::rental::{
     EndRental, Offer, OfferRefused, ProviderOffers, RENT_DISK_DEFAULT_BYTES, RentHost, Rental,
     RentalStep,
 };
+use perigee_model::renting::RentedFor;
 use perigee_model::{HostId, Problem, RentalId, SiteId};
 
 use super::{money, within};
@@ -53,6 +54,19 @@ pub(super) fn refused(cluster: &Cluster, provider: &str) -> Vec<OfferRefused> {
 /// `NotFound` for a provider or an offer that is not known; `Conflict` if there are too many rentals; `Unavailable` if the provider does not say
 /// what it offers.
 pub async fn rent(cluster: &Arc<Cluster>, ask: RentHost, by: String) -> Result<Rental, Problem> {
+    rent_for(cluster, ask, by, None).await
+}
+
+/// The same, and for which jobs the cluster rents it by itself.
+///
+/// # Errors
+/// As [`rent`].
+pub async fn rent_for(
+    cluster: &Arc<Cluster>,
+    ask: RentHost,
+    by: String,
+    rented_for: Option<RentedFor>,
+) -> Result<Rental, Problem> {
     if let Some(known) = ask.id.as_ref().and_then(|id| cluster.rentals.get(id)) {
         return Ok(known);
     }
@@ -104,12 +118,12 @@ pub async fn rent(cluster: &Arc<Cluster>, ask: RentHost, by: String) -> Result<R
         reserved_until_ms: None,
         left_bytes: 0,
         spent: None,
-        rented_for: None,
+        rented_for,
         first_job_ms: None,
     };
     view.predicted = money::predicted(&view);
     // What can't be paid is refused at once; the driver reserves.
-    let for_s = money::reserve_for_s(cluster, &view).unwrap_or_default();
+    let for_s = money::reserve_for_s(cluster, &view, None).unwrap_or_default();
     money::check(cluster, &view, for_s)?;
     let controller_url = controller_url(cluster, ask.controller_url, &what)?;
     let record = RentalRecord { view, controller_url: Some(controller_url), secret: None };
@@ -255,6 +269,7 @@ pub async fn end(
         RentalIntent {
             ended_by: intent.ended_by.or_else(|| Some(by.clone())),
             now: intent.now || ask.now,
+            ..intent
         }
     };
     cluster.records.update(&rental_intent_key(id), change).await?;

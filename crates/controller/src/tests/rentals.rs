@@ -2,6 +2,8 @@
 
 #[path = "rentals/any_order.rs"]
 mod any_order;
+#[path = "rentals/by_itself.rs"]
+mod by_itself;
 #[path = "rentals/double.rs"]
 mod double;
 #[path = "rentals/killed.rs"]

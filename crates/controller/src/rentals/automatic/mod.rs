@@ -1,10 +1,52 @@
-//! The cluster rents hosts by itself.
+//! The cluster rents hosts by itself, and gives them back, or says what it would do.
+//!
+//! A look gathers what the rule needs ([`perigee_planner::rent`] decides), and carries out what is decided (`carry.rs`):
+//!
+//! - The jobs that wait for nothing but room, in the queue's order, and those that arrived in the last half hour, each with its predicted runs
+//!   (`planning/renting/predict.rs`).
+//! - The hosts that are there or starting (`planning/renting/hosts.rs`). Those that people have rented are as own ones: the rule never gives them
+//!   back.
+//! - What the providers offer (`market.rs`). A provider that does not answer is not known: nothing is given back because of it.
+//! - What past rentals have shown (`learned.rs`), and what of the budget nobody has reserved.
+//!
+//! A host that is rented has its rental's record before its provider is asked, and from then on it counts as room. So a controller that is killed
+//! anywhere rents nothing twice for one need: without the record nobody was asked, and with it the next look sees the host. What the rule has rented is
+//! kept and given back in each mode, so that nobody pays for a host because the mode was changed.
 
-use perigee_model::Problem;
+mod carry;
+mod learned;
+mod market;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
 use perigee_model::limits::RENTED_MOST;
-use perigee_model::renting::{Renting, SetRenting};
+use perigee_model::renting::{LearnedStart, RentMode, RentSettings, Renting, SetRenting};
+use perigee_model::{JobId, Problem, RentalId};
+use perigee_planner::rent::{
+    Arrived, EXPECTED_S, JOBS_MOST, Job, Period, Refusal, Snapshot, decide,
+};
 
+use super::money;
+use crate::clock::now_ms;
 use crate::cluster::Cluster;
+use crate::cluster::renter::{Basis, Look};
+use crate::cluster::tasks::Task;
+use crate::planning::renting;
+use crate::records::JobRecord;
+use market::Market;
+
+/// What the task remembers. All of it may be lost.
+#[derive(Default)]
+struct Memory {
+    market: Market,
+    /// The jobs that arrived in the last half hour, each with the time of its submission.
+    arrived: BTreeMap<JobId, (u64, Job)>,
+    /// Requests that failed before they were recorded, by what was asked for.
+    failed: Vec<(u64, Refusal)>,
+    /// The rentals that were given back.
+    given_back: BTreeSet<RentalId>,
+}
 
 /// `PUT /renting`: what an admin says from now on.
 ///
@@ -16,4 +58,169 @@ pub async fn set_renting(cluster: &Cluster, ask: SetRenting) -> Result<Renting, 
     let _turn = cluster.renter.turn.lock().await;
     cluster.renter.set(&cluster.records, ask).await?;
     Ok(cluster.renter.shown())
+}
+
+/// The endless task that looks whether a host is worth its price.
+pub async fn run(cluster: Arc<Cluster>, task: Task) {
+    let mut memory = Memory::default();
+    loop {
+        task.round(look(&cluster, &mut memory)).await;
+        tokio::select! {
+            () = cluster.renter.look_now.notified() => {}
+            () = tokio::time::sleep(cluster.timing.renter.look) => {}
+        }
+    }
+}
+
+async fn look(cluster: &Arc<Cluster>, memory: &mut Memory) -> Result<String, Problem> {
+    let settings = cluster.renter.settings();
+    let nobody = cluster.settings.renting.providers.is_empty();
+    if cluster.rentals.by_rule().is_empty() && (nobody || settings.mode == RentMode::Off) {
+        let why = match nobody {
+            true => "the controller was started without --providers",
+            false => "the mode is off",
+        };
+        let look = Look { nothing_because: why.to_owned(), ..Look::default() };
+        cluster.renter.note_look(&cluster.records, look, Vec::new()).await?;
+        return Ok(format!("rents nothing, because {why}"));
+    }
+    if settings.mode != RentMode::Off {
+        memory.market.ask(cluster).await;
+    }
+    let (basis, starts, not_known) = gather(cluster, memory, settings).await;
+    let basis = Arc::new(basis);
+    cluster.renter.set_basis(Arc::clone(&basis));
+    renting::note_uses(cluster, settings);
+    let snapshot = renting::snapshot(cluster, &basis);
+    let decided = decide(&snapshot);
+    let nothing_because = why_nothing(cluster, settings, &snapshot, &decided.no_more_because);
+    let carried = carry::out(cluster, memory, settings, decided.decisions).await?;
+    let rents = carried.decisions.iter().any(carry::is_rent);
+    let look = Look {
+        at_ms: Some(now_ms()),
+        budget_left: cluster.settings.renting.budget.map(|_| basis.budget_left),
+        decisions: carried.decisions,
+        nothing_because: if rents { String::new() } else { nothing_because },
+        not_known,
+        starts,
+    };
+    let did = format!(
+        "{} jobs wait for room, {} hosts are there or starting; {}",
+        snapshot.jobs.len(),
+        snapshot.hosts.len(),
+        carried.did
+    );
+    cluster.renter.note_look(&cluster.records, look, carried.new).await?;
+    if !cluster.rentals.by_rule().is_empty() {
+        // Jobs may start where they were not to be before.
+        cluster.index.changed.notify_one();
+    }
+    carried.problem.map_or(Ok(did), Err)
+}
+
+/// Why no host is rented.
+fn why_nothing(
+    cluster: &Cluster,
+    settings: RentSettings,
+    snapshot: &Snapshot,
+    no_more: &str,
+) -> String {
+    if cluster.settings.renting.budget.is_none() {
+        return "the controller was started without --rent-budget".to_owned();
+    }
+    if settings.mode == RentMode::Off {
+        return "the mode is off".to_owned();
+    }
+    // What is not predicted yet is no reason.
+    let for_room = cluster.renter.for_room();
+    let known: BTreeSet<&JobId> = snapshot.jobs.iter().map(|job| &job.job).collect();
+    let unknown = for_room.iter().filter(|job| !known.contains(job)).count();
+    match unknown {
+        0 => no_more.to_owned(),
+        unknown => format!(
+            "{no_more}; {unknown} more jobs wait for room for which nothing is rented: they have several VMs or name their host, or what they \
+             take is not known"
+        ),
+    }
+}
+
+/// What does not change until the next look, with what was learned, and what is not known.
+async fn gather(
+    cluster: &Arc<Cluster>,
+    memory: &mut Memory,
+    settings: RentSettings,
+) -> (Basis, Vec<LearnedStart>, Vec<String>) {
+    let rentals = cluster.rentals.all();
+    let offers = memory.market.offers();
+    let kinds = market::kinds(cluster, &offers, &rentals);
+    let records = wanted(cluster, memory);
+    let (predicted, unpredicted) = renting::predict(cluster, &records, &kinds).await;
+    let without_kvm = renting::runs_without_kvm(cluster);
+    let mut jobs = BTreeMap::new();
+    for record in &records {
+        let id = &record.job.id;
+        let Some(predicted) = predicted.get(id) else { continue };
+        let job = renting::job_of(cluster, record, predicted, settings, without_kvm);
+        let Some(job) = job else { continue };
+        let arrived = (record.job.submitted_ms, job.clone());
+        memory.arrived.entry(id.clone()).or_insert(arrived);
+        jobs.insert(id.clone(), job);
+    }
+    let age_ms = |ms: u64| cluster.clock.age_ms(ms);
+    memory.arrived.retain(|_, (at_ms, _)| age_ms(*at_ms) as f64 / 1e3 < EXPECTED_S);
+    let arrived = memory
+        .arrived
+        .values()
+        .take(JOBS_MOST)
+        .map(|(at_ms, job)| Arrived { ago_s: age_ms(*at_ms) as f64 / 1e3, job: job.clone() });
+    let starts = learned::starts(&rentals, now_ms());
+    let mut refusals = learned::refusals(&rentals, age_ms);
+    memory.failed.retain(|(at_ms, failed)| {
+        let failed = Refusal { ago_s: age_ms(*at_ms) as f64 / 1e3, ..failed.clone() };
+        let is_refused = failed.left_s() > 0.0;
+        refusals.extend(is_refused.then_some(failed));
+        is_refused
+    });
+    let mut not_known = memory.market.not_known();
+    not_known.extend(unpredicted);
+    let basis = Basis {
+        jobs,
+        arrived: arrived.collect(),
+        offers: market::as_seen(&offers),
+        starts: learned::by_kind(&starts),
+        refusals,
+        budget_left: money::left(cluster).unwrap_or_default(),
+        period: money::period_left_s(cluster).map(|left_s| Period { left_s }),
+        rented_most: rented_most(cluster, settings),
+    };
+    (basis, starts, not_known)
+}
+
+/// How many hosts the rule may have, of those that are there or starting.
+fn rented_most(cluster: &Cluster, settings: RentSettings) -> usize {
+    let most = if settings.mode == RentMode::Off { 0 } else { settings.most as usize };
+    let all = cluster.rentals.all();
+    let others = all.iter().filter(|rental| {
+        let is_its = rental.rented_for.is_some() && rental.ends_because.is_none();
+        !rental.state.is_over() && !is_its
+    });
+    most.saturating_sub(others.count())
+}
+
+/// The jobs about which the rule has to know something: those that wait for room, and those that came lately.
+fn wanted(cluster: &Cluster, memory: &Memory) -> Vec<Arc<JobRecord>> {
+    let for_room = cluster.renter.for_room();
+    let mut records: Vec<Arc<JobRecord>> =
+        for_room.iter().take(JOBS_MOST).filter_map(|job| cluster.index.job(job)).collect();
+    let known: BTreeSet<JobId> = records.iter().map(|record| record.job.id.clone()).collect();
+    let is_new = |record: &Arc<JobRecord>| {
+        let job = &record.job;
+        let age_s = cluster.clock.age_ms(job.submitted_ms) as f64 / 1e3;
+        age_s < EXPECTED_S && !known.contains(&job.id) && !memory.arrived.contains_key(&job.id)
+    };
+    let new: Vec<Arc<JobRecord>> =
+        cluster.unfinished_jobs().into_iter().filter(is_new).take(JOBS_MOST).collect();
+    records.extend(new);
+    records.retain(|record| renting::is_asked_for(record));
+    records
 }

@@ -60,6 +60,8 @@ pub struct Inside {
     pub honours_tokens: bool,
     /// How long after it was made an instance is listed.
     pub listed_after: Duration,
+    /// It does not say what it offers.
+    pub hides_offers: bool,
     /// The lists lack all instances.
     pub hides_all: bool,
     /// The address of each instance that is made.
@@ -232,11 +234,12 @@ impl Provider for Double {
         ];
         let age_s = self.inside().offered_days_ago * 86_400;
         all.iter_mut().for_each(|offer| offer.price.as_of_unix_s -= age_s);
+        let hides = self.inside().hides_offers;
         async move {
             while self.inside().hangs_offers {
                 tokio::time::sleep(LATE).await;
             }
-            Ok(all)
+            if hides { fails(CloudErrorKind::Unclear) } else { Ok(all) }
         }
         .boxed()
     }

@@ -1,0 +1,313 @@
+//! How the waiting jobs would run at own hosts and at each kind that can be rented.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use perigee_model::job::JobSpec;
+use perigee_model::money::{Money, Price};
+use perigee_model::plan::{CostOf, PlanOption};
+use perigee_model::tenant::tenant_of;
+use perigee_model::vm::{Accelerator, LinkProbe};
+use perigee_model::{HostId, JobId, Problem, SiteId};
+use perigee_planner::rent::Run;
+use perigee_planner::{
+    Cluster as Facts, HostFacts, LinkFacts, LinkForMoves, MoneyFacts, Prepared, Snapshot,
+};
+use tokio::task::JoinSet;
+
+use super::Kind;
+use crate::cluster::renter::Predicted;
+use crate::cluster::{Cluster, capacity, capacity_of};
+use crate::planning::{digest, facts, prepare_record};
+use crate::records::JobRecord;
+
+/// Of so many kinds of jobs what they would take is read and predicted at one look. The others come at the next looks.
+const AT_ONCE_MAX: usize = 128;
+
+/// So many homes of volumes are asked at once.
+const ASKED_AT_ONCE: usize = 8;
+
+/// A home that does not answer in time is not waited for.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// What a job takes at most beside its command's timeout, in seconds: its boot.
+pub const AROUND_S: f64 = 300.0;
+
+/// The name of a host that would be rented.
+const WOULD_BE: &str = "rented";
+
+/// Of a link that was never measured, if none between two sites was.
+const UNKNOWN_LINK: LinkProbe = LinkProbe { rtt_ms: 50.0, rate_bytes_per_s: 12_500_000 };
+
+/// What each of the jobs would take, and in words what is not known or assumed.
+pub async fn predict(
+    cluster: &Arc<Cluster>,
+    records: &[Arc<JobRecord>],
+    kinds: &[Kind],
+) -> (BTreeMap<JobId, Arc<Predicted>>, Vec<String>) {
+    let ways = Ways::of(cluster, kinds);
+    let (from, age) = (ways.from, cluster.timing.renter.predicted);
+    let mut known = BTreeMap::new();
+    let mut missing: BTreeMap<String, Vec<&Arc<JobRecord>>> = BTreeMap::new();
+    for record in records {
+        let key = key_of(&record.job.spec);
+        match cluster.renter.predicted(&key, from, age) {
+            Some(predicted) => drop(known.insert(record.job.id.clone(), predicted)),
+            None => missing.entry(key).or_default().push(record),
+        }
+    }
+    let mut not_known = ways.assumed.clone();
+    let later = missing.len().saturating_sub(AT_ONCE_MAX);
+    if later > 0 {
+        not_known
+            .push(format!("what {later} kinds of jobs would take is predicted at the next looks"));
+    }
+    let first = |(key, alike): (&String, &Vec<&Arc<JobRecord>>)| {
+        Some((key.clone(), Arc::clone(alike.first()?)))
+    };
+    let asked: Vec<(String, Arc<JobRecord>)> =
+        missing.iter().take(AT_ONCE_MAX).filter_map(first).collect();
+    let facts = read_facts(cluster, &asked).await;
+    let mut ready = Vec::new();
+    for (key, facts) in facts {
+        match facts {
+            Ok(facts) => ready.push((key, facts)),
+            Err(problem) => {
+                let job = missing.get(&key).and_then(|alike| alike.first());
+                let job = job.map_or("", |record| record.job.id.as_str());
+                not_known
+                    .push(format!("what job {job} would take: {}: {}", problem.what, problem.why));
+            }
+        }
+    }
+    // It takes some milliseconds for each kind of job and of machine.
+    let done = tokio::task::spawn_blocking(move || ways.predict(ready)).await;
+    for (key, predicted) in done.unwrap_or_default() {
+        let predicted = Arc::new(predicted);
+        for record in missing.get(&key).into_iter().flatten() {
+            known.insert(record.job.id.clone(), Arc::clone(&predicted));
+        }
+        cluster.renter.note_predicted(key, from, predicted, age);
+    }
+    (known, not_known)
+}
+
+/// The facts about each job, by what it is alike.
+async fn read_facts(
+    cluster: &Arc<Cluster>,
+    jobs: &[(String, Arc<JobRecord>)],
+) -> Vec<(String, Result<Prepared, Problem>)> {
+    let mut facts = Vec::new();
+    for some in jobs.chunks(ASKED_AT_ONCE) {
+        let mut asked = JoinSet::new();
+        for (key, record) in some {
+            let (cluster, key, record) = (Arc::clone(cluster), key.clone(), Arc::clone(record));
+            asked.spawn(async move { (key, prepared(&cluster, &record).await) });
+        }
+        while let Some(read) = asked.join_next().await {
+            facts.extend(read);
+        }
+    }
+    facts
+}
+
+async fn prepared(cluster: &Cluster, record: &JobRecord) -> Result<Prepared, Problem> {
+    tokio::time::timeout(ANSWER_MAX, prepare_record(cluster, record)).await.unwrap_or_else(|_| {
+        let why = format!("a home of its volumes has not answered for {} s", ANSWER_MAX.as_secs());
+        Err(Problem::unavailable("can't read its facts", why))
+    })
+}
+
+/// The same for jobs that take the same: those of one tenant that differ in their names and in what they may cost.
+fn key_of(spec: &JobSpec) -> String {
+    let mut value = serde_json::to_value(spec).unwrap_or_default();
+    if let Some(fields) = value.as_object_mut() {
+        for field in ["name", "owner", "priority", "money"] {
+            fields.remove(field);
+        }
+    }
+    digest(&serde_json::json!([tenant_of(&spec.name), value]))
+}
+
+/// The cluster, as it would be with nothing to do: for its own hosts, and for one more host of each kind.
+struct Ways {
+    own: Facts,
+    kinds: Vec<(String, Facts)>,
+    assumed: Vec<String>,
+    /// The same number is made from the same hosts and kinds.
+    from: u64,
+}
+
+impl Ways {
+    fn of(cluster: &Cluster, kinds: &[Kind]) -> Self {
+        let mut own = facts(cluster);
+        let of_rule = cluster.rentals.by_rule();
+        let used = cluster.index.used();
+        for host in &mut own.hosts {
+            let report = cluster.hosts.report(&host.id);
+            let mut room = report.as_deref().map(capacity).unwrap_or_default();
+            room.take(used.get(&host.id).map(|used| used.persistent).unwrap_or_default());
+            (host.memory_free_bytes, host.running_vcpus) = (room.memory_bytes, 0);
+            host.cpu_load = None;
+            host.takes_jobs &= !of_rule.contains_key(&host.id);
+        }
+        let mut from = DefaultHasher::new();
+        for host in &own.hosts {
+            (&host.id, &host.site, host.cpus, host.memory_free_bytes).hash(&mut from);
+            host.takes_jobs.hash(&mut from);
+        }
+        let (mut with_kinds, mut assumed) = (Vec::new(), Vec::new());
+        for kind in kinds {
+            let key = kind.key();
+            (&key, &kind.site, kind.offer.cpus, kind.offer.memory_bytes).hash(&mut from);
+            let like = like(cluster, &own, kind);
+            with_kinds.push((key, with_one(&own, kind, like, &mut assumed)));
+        }
+        assumed.sort();
+        assumed.dedup();
+        Self { own, kinds: with_kinds, assumed, from: from.finish() }
+    }
+
+    fn predict(mut self, jobs: Vec<(String, Prepared)>) -> Vec<(String, Predicted)> {
+        let mut all = Vec::new();
+        for (key, prepared) in jobs {
+            let Prepared { mut job, history, others } = prepared;
+            let timeout_s = job.money.timeout_s;
+            let is_confined =
+                job.uses_confined || job.volumes.iter().any(|volume| volume.copy.confined);
+            // Money is the renting rule's.
+            job.money = MoneyFacts { timeout_s, ..MoneyFacts::default() };
+            let mut snapshot = Snapshot { cluster: Facts::default(), job, history, others };
+            let mut chosen = |cluster: &mut Facts| {
+                std::mem::swap(&mut snapshot.cluster, cluster);
+                let plan = perigee_planner::plan(&snapshot);
+                std::mem::swap(&mut snapshot.cluster, cluster);
+                plan.ok().and_then(|plan| plan.chosen().cloned())
+            };
+            let own = chosen(&mut self.own);
+            let mut predicted = Predicted {
+                own: own.as_ref().map(|option| run(option, timeout_s, 0)),
+                own_egress: own.as_ref().map_or(Money::ZERO, |option| egress(option, |_| true)),
+                rented: BTreeMap::new(),
+                may_leave: !is_confined,
+            };
+            if !is_confined {
+                for (kind, cluster) in &mut self.kinds {
+                    let Some(option) = chosen(cluster) else { continue };
+                    let bytes = egress(&option, |host| host.as_str() == WOULD_BE).micros;
+                    predicted.rented.insert(kind.clone(), run(&option, timeout_s, bytes));
+                }
+            }
+            all.push((key, predicted));
+        }
+        all
+    }
+}
+
+/// At most until the command's timeout.
+fn run(option: &PlanOption, timeout_s: Option<u64>, egress_bytes: u64) -> Run {
+    let most_s = timeout_s.map_or(f64::INFINITY, |timeout_s| timeout_s as f64 + AROUND_S);
+    let total = &option.total;
+    let (expected_s, high_s) = (total.expected_s.min(most_s), total.high_s.min(most_s));
+    Run { expected_s, high_s, egress_bytes }
+}
+
+/// What leaves the sites of such hosts, at most. What is not known is as dear as can be.
+fn egress(option: &PlanOption, of: impl Fn(&HostId) -> bool) -> Money {
+    let items = option.cost.iter().flat_map(|cost| &cost.items);
+    let leaves = items.filter(|item| item.of == CostOf::Egress && of(&item.host));
+    leaves.map(|item| item.cost.map_or(Money::from_micros(u64::MAX), |cost| cost.high)).sum()
+}
+
+/// What a host of the same kind is like that is there.
+fn like(cluster: &Cluster, own: &Facts, kind: &Kind) -> Option<HostFacts> {
+    let all = cluster.rentals.all();
+    let same = all.iter().filter(|rental| {
+        !rental.state.is_over()
+            && rental.provider == kind.provider
+            && rental.offer.kind == kind.offer.kind
+    });
+    let mut there =
+        same.filter_map(|rental| own.hosts.iter().find(|host| host.id == rental.host).cloned());
+    there.next()
+}
+
+/// The cluster with one more host of the kind, and jobs start only there.
+fn with_one(own: &Facts, kind: &Kind, like: Option<HostFacts>, assumed: &mut Vec<String>) -> Facts {
+    let mut all = own.clone();
+    let Ok(id) = HostId::new(WOULD_BE) else { return all };
+    let offer = &kind.offer;
+    let has_kvm = offer.kvm == Some(true);
+    let accelerator = if has_kvm { Accelerator::Kvm } else { Accelerator::Tcg };
+    let host = HostFacts {
+        id: id.clone(),
+        site: kind.site.clone(),
+        cpus: offer.cpus,
+        memory_free_bytes: capacity_of(offer.cpus, offer.memory_bytes).memory_bytes,
+        running_vcpus: 0,
+        cpu_load: None,
+        takes_jobs: true,
+        packs: false,
+        accelerator: like.as_ref().map_or(accelerator, |like| like.accelerator),
+        cpu_model: like.as_ref().map(|like| like.cpu_model.clone()).unwrap_or_default(),
+        boots: like.map(|like| like.boots).unwrap_or_default(),
+        local_blocks: None,
+        pool_free_bytes: None,
+        // A millionth of a dollar for each byte that leaves.
+        price: Some(Arc::new(Price {
+            per_hour_micros: None,
+            minimum_s: 0,
+            egress_per_gib_micros: NonZeroU64::new(1 << 30),
+            disk_per_gib_month_micros: None,
+            source: String::new(),
+            as_of_unix_s: 0,
+        })),
+    };
+    all.hosts.iter_mut().for_each(|host| host.takes_jobs = false);
+    assume_links(&mut all, &id, &kind.site, assumed);
+    all.hosts.push(host);
+    all
+}
+
+/// Where no link between the site and another one was measured, one that is as slow as the slowest between two sites is assumed.
+fn assume_links(all: &mut Facts, host: &HostId, site: &SiteId, assumed: &mut Vec<String>) {
+    let is_measured = |link: &&LinkFacts| link.probe.rate_bytes_per_s > 0;
+    let measured: Vec<LinkFacts> = all.links.iter().filter(is_measured).cloned().collect();
+    let between = measured.iter().filter(|link| link.from_site != link.to_site);
+    let slowest = between.map(|link| link.probe).reduce(|one, other| LinkProbe {
+        rtt_ms: one.rtt_ms.max(other.rtt_ms),
+        rate_bytes_per_s: one.rate_bytes_per_s.min(other.rate_bytes_per_s),
+    });
+    let probe = slowest.unwrap_or(UNKNOWN_LINK);
+    // Of each site one host stands for all.
+    let sites: BTreeMap<SiteId, HostId> =
+        all.hosts.iter().map(|host| (host.site.clone(), host.id.clone())).collect();
+    for (other_site, other) in sites {
+        let ends = [(site, host, &other_site, &other), (&other_site, &other, site, host)];
+        for (from_site, from, to_site, to) in ends {
+            let is_known = measured
+                .iter()
+                .any(|link| link.from_site == *from_site && link.to_site == *to_site);
+            if is_known {
+                continue;
+            }
+            assumed.push(format!(
+                "the link between sites {site} and {other_site} was not measured: {:.0} ms and {} MB/s are assumed",
+                probe.rtt_ms,
+                probe.rate_bytes_per_s / 1_000_000
+            ));
+            all.links.push(LinkFacts {
+                from: from.clone(),
+                to: to.clone(),
+                from_site: from_site.clone(),
+                to_site: to_site.clone(),
+                probe,
+                blocks: None,
+                moves: LinkForMoves::default(),
+            });
+        }
+    }
+}
