@@ -168,7 +168,7 @@ pub fn rented(cluster: &Cluster) -> Rented {
         // A host that does not come is not waited for.
         let is_late = is_starting && hosts::is_late(cluster, &basis, rental);
         let start_s = planned.start_s;
-        (!is_late).then(|| (planned.job, Goes { host, start_s, is_starting }))
+        (!is_late).then_some((planned.job, Goes { host, start_s, is_starting }))
     };
     let goes = rent::planned(&snapshot).into_iter().filter_map(goes).collect();
     Rented { hosts: of_rule.into_keys().collect(), goes }
