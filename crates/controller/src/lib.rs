@@ -69,7 +69,7 @@
 //! | Which volumes are a job's own? | `owner_of` in `records.rs`, `create` in `jobs/stage.rs` |
 //! | Which problems end a job, and which does it wait for? | `troubled` in `jobs/driver.rs` |
 //! | How are tenants, users and tokens kept, and what counts for a quota? | `cluster/accounts.rs`, `accounts.rs`, `tenants.rs`, `accounts/usage.rs`; VMs, vCPUs and memory: `planner/src/queue/mod.rs` |
-//! | What may a job cost, what has it cost, and what does a budget allow? | `ledger.rs`, `cluster/ledger.rs`, `jobs/cost.rs`; what hosts cost: `prices.rs`, `cluster/price_list.rs`, `model/src/prices.rs`; which way is chosen: `planner/src/options/cost.rs` |
+//! | What may a job cost, what has it cost, and what does a budget allow? | `ledger.rs`, `cluster/ledger.rs`, `jobs/cost.rs`; what hosts cost: `prices.rs`, `cluster/price_list.rs`, `model/src/prices.rs`; which way is chosen: `planner/src/options/cost.rs`; rented hosts: `rentals/money.rs`, and what leaves their sites: `ledger/left_site.rs` |
 //! | What is in the audit log? | `audit.rs`, `api/callers.rs` |
 //! | Does a user learn anything of another tenant? | `tests/tenant_walk.rs` |
 //! | Who may send which request to which daemon? | `api/callers.rs`, `agent/src/callers.rs`, `volume/src/control/callers.rs` |
