@@ -80,11 +80,16 @@ macro_rules! owned {
 }
 
 macro_rules! name_type {
-    ($check:ident $(#[$doc:meta])* $name:ident) => {
+    // `WORD_PATTERN` and `FULL_PATTERN`: the derive takes literals only.
+    (check_word $($named:tt)*) => { name_type!("^[a-z0-9][a-z0-9._-]*$" check_word $($named)*); };
+    (check_full $($named:tt)*) => {
+        name_type!("^[a-z0-9][a-z0-9._-]*(~[a-z0-9][a-z0-9._-]*){0,2}$" check_full $($named)*);
+    };
+    ($pattern:literal $check:ident $(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
         #[serde(try_from = "String", into = "String")]
-        #[schema(value_type = String)]
+        #[schema(value_type = String, pattern = $pattern)]
         pub struct $name(String);
 
         impl $name {

@@ -61,6 +61,7 @@ pub struct RentHost {
 
 /// `POST /v1/rentals/{rental}/end`: gives a host back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct EndRental {
     /// Do not wait until all has left the host: its VMs end with it.
     #[serde(default)]

@@ -339,6 +339,30 @@ mod tests {
         }
     }
 
+    /// Names in bodies had none, so that the document allowed what the controller refuses.
+    #[test]
+    fn each_type_of_a_name_has_its_pattern() {
+        let document = super::document();
+        let words = ["GroupName", "HostId", "RentalId", "SiteId", "TenantName", "UserName"];
+        let full = ["ImageName", "JobId", "MigrationId", "NetworkName", "VmId", "VolumeName"];
+        let expected = words.map(|name| (name, super::WORD_PATTERN)).into_iter();
+        for (name, pattern) in expected.chain(full.map(|name| (name, super::FULL_PATTERN))) {
+            let schema = &document["components"]["schemas"][name];
+            assert_eq!(schema["pattern"], pattern, "{name}: {schema}");
+        }
+    }
+
+    /// A body with more in it was taken, and what was more in it did nothing.
+    #[test]
+    fn the_end_of_a_rental_takes_what_its_schema_allows_and_nothing_else() {
+        use perigee_model::rental::EndRental;
+        let schema = &super::document()["components"]["schemas"]["EndRental"];
+        assert_eq!(schema["additionalProperties"], false, "{schema}");
+        let read = |text: &str| serde_json::from_str::<EndRental>(text).map(|ask| ask.now);
+        assert_eq!(read(r#"{"now": true}"#).expect("it is allowed"), true);
+        assert!(read(r#"{"now": true, "soon": 1}"#).is_err());
+    }
+
     #[test]
     fn openapi_document_is_that_of_the_code() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
