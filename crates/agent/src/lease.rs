@@ -59,8 +59,9 @@ struct State {
     until_ms: u64,
     /// When the command was carried out last; `None`: the lease is not over.
     ended_ms: Option<u64>,
-    /// When it was kept last, and with which number.
+    /// When it was kept last, until when it lasted then, and with which number.
     kept_ms: Option<u64>,
+    kept_until_ms: u64,
     number: u64,
     /// The command has failed, and is not repeated before.
     repeat_ms: u64,
@@ -147,7 +148,9 @@ impl Lease {
             state.until_ms = state.until_ms.max(at_ms.min(now_ms) + length_ms);
         }
         let every_ms = KEEP_EVERY_MS.min(length_ms / 10);
-        let is_due = state.kept_ms.is_none_or(|at_ms| at_ms + every_ms <= now_ms);
+        // The first renewal after a long silence is kept at once: an agent that is started again goes on with it.
+        let is_longer = state.until_ms >= state.kept_until_ms + every_ms;
+        let is_due = is_longer || state.kept_ms.is_none_or(|at_ms| at_ms + every_ms <= now_ms);
         let keep = is_due.then(|| state.kept(&self.boot_id, now_ms));
         let due_ms = state.ended_ms.map_or(state.until_ms, |at_ms| at_ms.saturating_add(AGAIN_MS));
         let ends = due_ms <= now_ms && state.repeat_ms <= now_ms;
@@ -243,11 +246,12 @@ impl State {
             },
         };
         let until_ms = now_ms + left_ms.min(length_ms);
-        Self { until_ms, ended_ms, kept_ms: None, number, repeat_ms: 0, trouble: None }
+        let (kept_ms, kept_until_ms) = (None, until_ms);
+        Self { until_ms, ended_ms, kept_ms, kept_until_ms, number, repeat_ms: 0, trouble: None }
     }
 
     fn kept(&mut self, boot_id: &str, now_ms: u64) -> Kept {
-        self.kept_ms = Some(now_ms);
+        (self.kept_ms, self.kept_until_ms) = (Some(now_ms), self.until_ms);
         self.number += 1;
         Kept {
             number: self.number,
@@ -291,6 +295,10 @@ fn read(path: &Path) -> std::io::Result<Option<Kept>> {
     }
     Ok(newest)
 }
+
+#[cfg(test)]
+#[path = "lease/any_order.rs"]
+mod any_order;
 
 #[cfg(test)]
 mod tests {
