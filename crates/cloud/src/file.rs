@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_model::money::Money;
+use perigee_model::money::{Money, PRICE_AGE_S_DEFAULT};
+use perigee_model::prices::read_price_age;
 use perigee_model::units::{parse_date, parse_duration};
 use perigee_model::yaml::{Document, Field};
 use perigee_model::{Problem, SiteId};
@@ -55,13 +56,15 @@ fn read(text: &str) -> Result<Vec<Arc<dyn Provider>>, Problem> {
 fn provider(name: &str, field: &Field<'_>) -> Result<Arc<dyn Provider>, Problem> {
     // A site of its hosts may have the same name.
     SiteId::new(name).map_err(|why| field.problem(why))?;
-    let [ec2, program, environment, timeout] =
-        field.fields(["ec2", "program", "environment", "timeout"])?;
+    let [ec2, program, environment, timeout, max_age] =
+        field.fields(["ec2", "program", "environment", "timeout", "max-age"])?;
+    let max_age_s = max_age.as_ref().map_or(Ok(PRICE_AGE_S_DEFAULT), read_price_age)?;
     match (ec2, program) {
         (Some(ec2), None) => match environment.or(timeout) {
             Some(other) => Err(other.problem("only a program has this field")),
             None => {
-                let made = Ec2::new(name, settings(&ec2)?).map_err(|why| ec2.problem(why))?;
+                let settings = Settings { price_age_max_s: max_age_s, ..settings(&ec2)? };
+                let made = Ec2::new(name, settings).map_err(|why| ec2.problem(why))?;
                 Ok(Arc::new(made))
             }
         },
@@ -74,7 +77,8 @@ fn provider(name: &str, field: &Field<'_>) -> Result<Arc<dyn Provider>, Problem>
             }
             let timeout = timeout.as_ref().map_or(Ok(TIMEOUT), read_timeout)?;
             let environment = environment.as_ref().map_or(Ok(Vec::new()), texts)?;
-            Ok(Arc::new(Program { name: name.to_owned(), command, environment, timeout }))
+            let (name, price_age_max_s) = (name.to_owned(), max_age_s);
+            Ok(Arc::new(Program { name, command, environment, timeout, price_age_max_s }))
         }
         _ => Err(field.problem("a provider has one of the fields `ec2` and `program`")),
     }
@@ -210,7 +214,7 @@ mod tests {
     fn ec2_of(text: &str) -> Result<Settings, Problem> {
         let document = Document::parse(NAME, text)?;
         let [amazon, _] = document.root().fields(["amazon", "hetzner"])?;
-        let [ec2] = amazon.expect("it is there").fields(["ec2"])?;
+        let [ec2, _] = amazon.expect("it is there").fields(["ec2", "max-age"])?;
         settings(&ec2.expect("it is there"))
     }
 
@@ -218,6 +222,8 @@ mod tests {
     fn the_example_is_read() {
         let all = providers(&example()).expect("providers");
         assert_eq!(all.iter().map(|one| one.name()).collect::<Vec<_>>(), ["amazon", "hetzner"]);
+        let ages: Vec<_> = all.iter().map(|one| one.price_age_max_s() / 86_400).collect();
+        assert_eq!(ages, [90, 30]);
         let ec2 = ec2_of(&example()).expect("settings");
         assert_eq!(ec2.prices["c8i.2xlarge"].get(), 420_000);
         assert_eq!(ec2.egress_per_gib_micros.map(u64::from), Some(90_000));
@@ -247,6 +253,7 @@ mod tests {
             ("{c8i.2xlarge: $0.42/h}", "{c8i.large: $0.42/h}", "c8i.large"),
             ("kinds: [c8i.2xlarge, m5.metal]", "kinds: []", "1 to 100"),
             ("timeout: 2m", "timeout: 2h", "1 h"),
+            ("max-age: 90d", "max-age: 1m", "how old a price may be"),
             ("timeout: 2m", "ec2: {region: a, kinds: [b]}", "one of the fields"),
             ("[/usr/lib/perigee/providers/libcloud,", "[libcloud,", "/usr/lib"),
             ("hetzner:", "Hetz_!:", "not a name"),

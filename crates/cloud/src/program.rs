@@ -33,6 +33,8 @@ pub struct Program {
     pub environment: Vec<String>,
     /// How long a run may take.
     pub timeout: Duration,
+    /// How old its prices may be.
+    pub price_age_max_s: u64,
 }
 
 impl Program {
@@ -105,6 +107,10 @@ impl Provider for Program {
         &self.name
     }
 
+    fn price_age_max_s(&self) -> u64 {
+        self.price_age_max_s
+    }
+
     fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, CloudError>> {
         Box::pin(async {
             let what = format!("can't list what {} offers", self.name);
@@ -126,7 +132,7 @@ impl Provider for Program {
             let what = format!("can't list the instances at {}", self.name);
             let input = json!({"cluster": cluster});
             let answer: InstancesAnswer = self.call("list", &what, &input, "").await?;
-            answer.checked().map_err(|why| no_sense(&what, why))
+            answer.checked(cluster).map_err(|why| no_sense(&what, why))
         })
     }
 

@@ -1,6 +1,7 @@
 //! What every provider can do, and how one says that something was not done.
 
 use futures_util::future::BoxFuture;
+use perigee_model::money::PRICE_AGE_S_DEFAULT;
 pub use perigee_model::rental::CloudErrorKind;
 use perigee_model::rental::{Instance, NewInstance, Notice, Offer};
 
@@ -8,6 +9,11 @@ use perigee_model::rental::{Instance, NewInstance, Notice, Offer};
 pub trait Provider: Send + Sync {
     /// Its name in `providers.yaml`.
     fn name(&self) -> &str;
+
+    /// How old its prices may be; an older one is not known.
+    fn price_age_max_s(&self) -> u64 {
+        PRICE_AGE_S_DEFAULT
+    }
 
     /// What can be rented now, and for how much.
     ///

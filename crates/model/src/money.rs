@@ -12,6 +12,8 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::units::format_duration;
+
 /// Millionths of a dollar in a dollar. "Dollar" is the word for the currency of the prices, whichever it is.
 const MICROS: u64 = 1_000_000;
 
@@ -138,6 +140,12 @@ impl FromStr for Money {
     }
 }
 
+/// How old a price may be if nobody says another age.
+pub const PRICE_AGE_S_DEFAULT: u64 = 30 * 86_400;
+
+/// Clocks may differ, and the day of a date begins earlier elsewhere.
+pub(crate) const AHEAD_MAX_S: u64 = 86_400;
+
 /// Seconds in the month that disks are paid by: 730 hours, as cloud providers count.
 pub const MONTH_S: u64 = 730 * 3600;
 
@@ -162,6 +170,31 @@ pub struct Price {
 }
 
 impl Price {
+    /// Why nothing of it counts at this Unix time, in seconds: it is older than `max_age_s`, or holds only later. `None` if it counts.
+    #[must_use]
+    pub fn out_of_date(&self, now_s: u64, max_age_s: u64) -> Option<String> {
+        if self.as_of_unix_s > now_s.saturating_add(AHEAD_MAX_S) {
+            return Some("its time is not yet".to_owned());
+        }
+        let age_s = now_s.saturating_sub(self.as_of_unix_s);
+        let (days, max) = (age_s / 86_400, format_duration(max_age_s));
+        (age_s > max_age_s).then(|| format!("it is {days} days old, more than {max}"))
+    }
+
+    /// The same where nothing is known that does not count any more.
+    #[must_use]
+    pub fn as_known(self, now_s: u64, max_age_s: u64) -> Self {
+        match self.out_of_date(now_s, max_age_s) {
+            None => self,
+            Some(_) => Self {
+                per_hour_micros: None,
+                egress_per_gib_micros: None,
+                disk_per_gib_month_micros: None,
+                ..self
+            },
+        }
+    }
+
     /// What the machine costs for so many seconds, at least its minimum; `None` if that is not known.
     #[must_use]
     pub fn machine(&self, seconds: u64) -> Option<Money> {
@@ -261,5 +294,28 @@ mod tests {
         assert_eq!(price.machine(10), Some(Money::from_micros(60_000)));
         assert_eq!((price.egress(0), price.egress(1)), (Some(Money::ZERO), None));
         assert_eq!(price.disk(1, 1), None);
+    }
+
+    #[test]
+    fn a_price_that_is_too_old_or_of_later_is_not_known() {
+        const DAY_S: u64 = 86_400;
+        let some = NonZeroU64::new(1);
+        let price = Price {
+            per_hour_micros: some,
+            minimum_s: 60,
+            egress_per_gib_micros: some,
+            disk_per_gib_month_micros: some,
+            source: "test".to_owned(),
+            as_of_unix_s: 100 * DAY_S,
+        };
+        let known = |day: u64| {
+            let known = price.clone().as_known(day * DAY_S, 30 * DAY_S);
+            (known.machine(1).is_some(), known.egress(1).is_some(), known.disk(1, 1).is_some())
+        };
+        for (day, expected) in [(98, false), (99, true), (100, true), (130, true), (131, false)] {
+            assert_eq!(known(day), (expected, expected, expected), "day {day}");
+        }
+        let why = price.out_of_date(200 * DAY_S, 30 * DAY_S).expect("it is old");
+        assert_eq!(why, "it is 100 days old, more than 30d");
     }
 }

@@ -26,15 +26,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::limits::{MINIMUM_S, PRICE_AGE_S, PRICES};
-use crate::money::{Money, Price};
+use crate::money::{AHEAD_MAX_S, Money, PRICE_AGE_S_DEFAULT, Price};
 use crate::units::{format_duration, parse_date, parse_duration};
 use crate::yaml::{Document, Field};
 use crate::{HostId, Problem, SiteId};
 
-/// How old a price may be if its file does not say it.
-const MAX_AGE_S_DEFAULT: u64 = 30 * 86_400;
-/// Clocks may differ, and the day of a date begins earlier elsewhere.
-const AHEAD_MAX_S: u64 = 86_400;
 const DAY_S: u64 = 86_400;
 
 /// Whom [`Price::source`] names for what stands in the file.
@@ -105,8 +101,8 @@ impl PriceList {
         let document = Document::parse(file_name, text)?;
         let root = document.root();
         let [max_age, sites, hosts] = root.fields(["max-age", "sites", "hosts"])?;
-        let said_age_s = max_age.as_ref().map(read_age).transpose()?;
-        let max_age_s = said_age_s.unwrap_or(MAX_AGE_S_DEFAULT);
+        let said_age_s = max_age.as_ref().map(read_price_age).transpose()?;
+        let max_age_s = said_age_s.unwrap_or(PRICE_AGE_S_DEFAULT);
         let sites = entries(sites.as_ref(), |name| SiteId::new(name), max_age_s)?;
         let hosts = entries(hosts.as_ref(), |name| HostId::new(name), max_age_s)?;
         PRICES.check(sites.len() + hosts.len()).map_err(|why| root.problem(why))?;
@@ -116,13 +112,13 @@ impl PriceList {
     /// How old a price may be, in seconds, where nothing else is said of that price: also a provider's.
     #[must_use]
     pub fn max_age_s(&self) -> u64 {
-        self.max_age_s.unwrap_or(MAX_AGE_S_DEFAULT)
+        self.max_age_s.unwrap_or(PRICE_AGE_S_DEFAULT)
     }
 
     /// What counts of a provider's price at this Unix time, in seconds, and what does not and why.
     #[must_use]
     pub fn of_provider(&self, price: &Price, now_s: u64) -> (Price, Vec<String>) {
-        let too_old = why_not_now(price.as_of_unix_s, self.max_age_s(), now_s);
+        let too_old = price.out_of_date(now_s, self.max_age_s());
         let mut unknown = Vec::new();
         let mut counts = |name: &str, micros: Option<NonZeroU64>| {
             let why = match micros {
@@ -285,11 +281,15 @@ fn read_entry(field: &Field<'_>, max_age_s: u64) -> Result<Entry, Problem> {
         egress: price(egress, "GiB")?,
         disk: price(disk, "GiB-month")?,
         as_of_s: as_of.parse(parse_date)?,
-        max_age_s: max_age.as_ref().map(read_age).transpose()?.unwrap_or(max_age_s),
+        max_age_s: max_age.as_ref().map(read_price_age).transpose()?.unwrap_or(max_age_s),
     })
 }
 
-fn read_age(field: &Field<'_>) -> Result<u64, Problem> {
+/// A field that says how old prices may be, in seconds.
+///
+/// # Errors
+/// A [`Problem`] that names line and field.
+pub fn read_price_age(field: &Field<'_>) -> Result<u64, Problem> {
     PRICE_AGE_S.check(field.parse(parse_duration)?).map_err(|why| field.problem(why))
 }
 

@@ -6,6 +6,7 @@
 pub mod states;
 
 use std::fmt;
+use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -286,6 +287,10 @@ pub struct NewInstance {
     pub zone: String,
     /// As in [`Offer::spot`].
     pub spot: bool,
+    /// Of a spot host the most that an hour may cost, in millionths of a dollar, for so much is reserved: beyond that the provider takes it back.
+    #[serde(default)]
+    #[schema(value_type = Option<u64>, minimum = 1)]
+    pub max_per_hour_micros: Option<NonZeroU64>,
     /// Must VMs on it be able to use KVM? Some kinds have to be asked for that.
     pub kvm: bool,
     /// The provider's name of the machine image.
@@ -298,13 +303,15 @@ pub struct NewInstance {
 
 impl fmt::Debug for NewInstance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rental, cluster, kind, zone, spot, kvm, image, disk_bytes, user_data: _ } = self;
+        let Self { rental, cluster, kind, zone, spot, max_per_hour_micros, .. } = self;
+        let Self { kvm, image, disk_bytes, .. } = self;
         f.debug_struct("NewInstance")
             .field("rental", rental)
             .field("cluster", cluster)
             .field("kind", kind)
             .field("zone", zone)
             .field("spot", spot)
+            .field("max_per_hour_micros", max_per_hour_micros)
             .field("kvm", kvm)
             .field("image", image)
             .field("disk_bytes", disk_bytes)
@@ -337,7 +344,7 @@ pub struct Instance {
     pub rental: Option<String>,
     /// How it is.
     pub state: InstanceState,
-    /// As in [`Offer::kind`].
+    /// As in [`Offer::kind`]; [`KIND_UNKNOWN`] if the provider does not say it.
     pub kind: String,
     /// As in [`Offer::zone`].
     pub zone: String,
@@ -348,6 +355,9 @@ pub struct Instance {
     /// When the provider started it, in seconds since 1970; `None` if the provider does not say so.
     pub started_unix_s: Option<u64>,
 }
+
+/// [`Instance::kind`] where the provider does not say it.
+pub const KIND_UNKNOWN: &str = "unknown";
 
 /// A provider's word that it will take an instance back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -401,6 +411,7 @@ mod tests {
             kind: "k".to_owned(),
             zone: "z".to_owned(),
             spot: false,
+            max_per_hour_micros: None,
             kvm: true,
             image: "image".to_owned(),
             disk_bytes: 1 << 30,

@@ -88,6 +88,7 @@ fn create(lab: &Lab, token: &str) -> Checked<Instance> {
         kind: "lab.small".to_owned(),
         zone: "home".to_owned(),
         spot: true,
+        max_per_hour_micros: None,
         kvm: false,
         image: String::new(),
         disk_bytes: 1 << 30,

@@ -63,6 +63,10 @@ pub fn form(
             .with("InstanceMarketOptions.MarketType", "spot")
             .with("InstanceMarketOptions.SpotOptions.SpotInstanceType", "one-time")
             .with("InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior", "terminate");
+        if let Some(micros) = new.max_per_hour_micros {
+            let dollars = format!("{}.{:06}", micros.get() / 1_000_000, micros.get() % 1_000_000);
+            form = form.with("InstanceMarketOptions.SpotOptions.MaxPrice", dollars);
+        }
         // By this tag the notices of a cluster are found.
         tagged.push("spot-instances-request");
     }

@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 
 use futures_util::future::BoxFuture;
+use perigee_model::money::PRICE_AGE_S_DEFAULT;
 use perigee_model::rental::{CLUSTER_TAG, Instance, NewInstance, Notice, Offer};
 
 use crate::credentials::Source;
@@ -61,6 +62,8 @@ pub struct Settings {
     pub egress_per_gib_micros: Option<NonZeroU64>,
     /// Millionths of a dollar for each GiB and month of a disk.
     pub disk_per_gib_month_micros: Option<NonZeroU64>,
+    /// How old its prices may be.
+    pub price_age_max_s: u64,
     /// How long EC2 is waited for.
     pub waits: Waits,
 }
@@ -82,6 +85,7 @@ impl Settings {
             as_of_unix_s: 0,
             egress_per_gib_micros: None,
             disk_per_gib_month_micros: None,
+            price_age_max_s: PRICE_AGE_S_DEFAULT,
             waits: Waits::default(),
         }
     }
@@ -186,6 +190,10 @@ impl Ec2 {
 impl Provider for Ec2 {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn price_age_max_s(&self) -> u64 {
+        self.settings.price_age_max_s
     }
 
     fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, CloudError>> {

@@ -34,7 +34,15 @@ pub struct InstanceAnswer {
 /// The answer to `list`.
 #[derive(Debug, Deserialize)]
 pub struct InstancesAnswer {
-    instances: Vec<Instance>,
+    instances: Vec<Listed>,
+}
+
+/// An instance in a list, with its tag [`perigee_model::rental::CLUSTER_TAG`].
+#[derive(Debug, Deserialize)]
+struct Listed {
+    cluster: String,
+    #[serde(flatten)]
+    instance: Instance,
 }
 
 /// The answer to `notices`.
@@ -138,20 +146,23 @@ impl InstanceAnswer {
 }
 
 impl InstancesAnswer {
-    /// The instances.
+    /// The instances, all of which are of this cluster: those that nobody owns are ended.
     ///
     /// # Errors
     /// What makes no sense.
-    pub fn checked(self) -> Result<Vec<Instance>, String> {
+    pub fn checked(self, of: &str) -> Result<Vec<Instance>, String> {
         few(&self.instances)?;
         let mut seen = HashSet::new();
-        for listed in &self.instances {
+        for Listed { cluster, instance: listed } in &self.instances {
             instance(listed)?;
+            if cluster != of {
+                return Err(format!("it lists the instance {} of another cluster", listed.id));
+            }
             if !seen.insert(&listed.id) {
                 return Err(format!("it lists the instance {} twice", listed.id));
             }
         }
-        Ok(self.instances)
+        Ok(self.instances.into_iter().map(|listed| listed.instance).collect())
     }
 }
 
@@ -267,7 +278,7 @@ mod tests {
         let (instance, notice) = listed.trim().rsplit_once('\n').expect("two objects");
         let answer = format!("{{\"instances\": [{instance}]}}");
         let answer: InstancesAnswer = read(answer.as_bytes(), true).expect("an answer");
-        assert_eq!(answer.checked().expect("instances")[0].id, "4711");
+        assert_eq!(answer.checked("c1").expect("instances")[0].id, "4711");
         let answer = format!("{{\"notices\": [{notice}]}}");
         let answer: NoticesAnswer = read(answer.as_bytes(), true).expect("an answer");
         assert_eq!(answer.checked().expect("notices")[0].ends_unix_s, 1_795_953_720);

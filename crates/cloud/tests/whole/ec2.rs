@@ -43,6 +43,7 @@ fn new(rental: &str) -> NewInstance {
         kind: "m5.large".to_owned(),
         zone: "eu-central-1a".to_owned(),
         spot: false,
+        max_per_hour_micros: None,
         kvm: false,
         image: IMAGE.to_owned(),
         disk_bytes: 30 << 30,
@@ -188,7 +189,13 @@ async fn what_ec2_refuses_is_not_asked_again_and_what_it_has_no_time_for_is() {
 #[tokio::test]
 async fn an_instance_is_asked_for_with_all_that_it_needs() {
     let cloud = cloud().await;
-    let wanted = NewInstance { spot: true, kvm: true, disk_bytes: (30 << 30) + 1, ..new("r1") };
+    let wanted = NewInstance {
+        spot: true,
+        max_per_hour_micros: std::num::NonZeroU64::new(34_500),
+        kvm: true,
+        disk_bytes: (30 << 30) + 1,
+        ..new("r1")
+    };
     let made = cloud.make(&wanted).await;
     assert!(made.spot, "{made:?}");
     let form = cloud.faults.seen("RunInstances").remove(0);
@@ -199,6 +206,7 @@ async fn an_instance_is_asked_for_with_all_that_it_needs() {
         "InstanceInitiatedShutdownBehavior=terminate",
         "CpuOptions.NestedVirtualization=enabled",
         "InstanceMarketOptions.MarketType=spot",
+        "InstanceMarketOptions.SpotOptions.MaxPrice=0.034500",
         "InstanceMarketOptions.SpotOptions.SpotInstanceType=one-time",
         "InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior=terminate",
         "BlockDeviceMapping.1.Ebs.VolumeSize=31",

@@ -23,6 +23,9 @@ async fn the_example_rents_a_host_and_gives_it_back() {
             "host": "127.0.0.1", "port": port, "secure": false,
         },
         "sizes": ["m5.large", "m4.xlarge"],
+        "prices": {"m5.large": 0.115},
+        "disk": 0.0952,
+        "as_of": "2026-11-29",
         "create": {"ex_terminate_on_shutdown": true},
         "root_device": "/dev/sda1",
     });
@@ -33,13 +36,23 @@ async fn the_example_rents_a_host_and_gives_it_back() {
     let offers = other.offers().await.expect("offers");
     let offer = offers.iter().find(|offer| offer.kind == "m5.large").expect("an offer");
     assert_eq!((offer.cpus, offer.memory_bytes, offer.kvm), (2, 8 << 30, None));
-    assert!(offer.price.source.contains("libcloud"), "{offer:?}");
+    assert!(offer.price.source.contains("config.json"), "{offer:?}");
+    assert_eq!(offer.price.per_hour_micros.map(u64::from), Some(115_000));
+    assert_eq!(offer.price.disk_per_gib_month_micros.map(u64::from), Some(95_200));
+    assert_eq!(
+        (offer.price.egress_per_gib_micros, offer.price.as_of_unix_s),
+        (None, 1_795_910_400)
+    );
+    let listed = offers.iter().find(|offer| offer.kind == "m4.xlarge").expect("another one");
+    assert!(listed.price.source.contains("libcloud"), "{listed:?}");
+    assert!(listed.price.as_of_unix_s < offer.price.as_of_unix_s, "of libcloud's own date");
     let new = NewInstance {
         rental: "r1".to_owned(),
         cluster: "c1".to_owned(),
         kind: offer.kind.clone(),
         zone: offer.zone.clone(),
         spot: false,
+        max_per_hour_micros: None,
         kvm: false,
         image: IMAGE.to_owned(),
         disk_bytes: 20 << 30,

@@ -66,6 +66,7 @@ fn new() -> NewInstance {
         kind: "k".to_owned(),
         zone: "z".to_owned(),
         spot: false,
+        max_per_hour_micros: None,
         kvm: true,
         image: "image".to_owned(),
         disk_bytes: 1 << 30,
@@ -100,16 +101,19 @@ async fn each_verb_has_its_answer() {
     let script = script(&format!(
         "case $2 in\n\
          offers) echo '{{\"offers\": []}}';;\n\
-         list) echo '{{\"instances\": [{}]}}';;\n\
+         list) echo '{{\"instances\": [{{\"cluster\": \"c1\", {}]}}';;\n\
          end) grep -q '\"i1\"' && echo '{{}}';;\n\
          notices) echo '{{\"notices\": [{{\"instance\": \"i1\", \"ends_unix_s\": 7}}]}}';;\n\
          esac",
-        instance("r9")
+        instance("r9").trim_start_matches('{')
     ));
     let provider = &script.provider;
     assert_eq!(provider.offers().await.expect("offers"), []);
     let listed = provider.list("c1").await.expect("a list");
     assert_eq!(listed[0].rental.as_deref(), Some("r9"));
+    let error = provider.list("c2").await.expect_err("somebody else's may not be ended");
+    assert_eq!(error.kind, CloudErrorKind::Unclear, "{error}");
+    assert!(error.message.contains("i1 of another cluster"), "{error}");
     provider.end("i1").await.expect("its end");
     assert_eq!(provider.notices("c1").await.expect("notices")[0].ends_unix_s, 7);
     let error = provider.end("i2").await.expect_err("it says nothing");

@@ -135,6 +135,8 @@ pub struct Rentals {
     /// Whoever stores what has left a site takes turns.
     pub leaving: tokio::sync::Mutex<()>,
     lists: Mutex<BTreeMap<String, List>>,
+    /// Why the last list of a provider did not come.
+    no_lists: Mutex<BTreeMap<String, String>>,
     watches: Mutex<BTreeMap<RentalId, Watch>>,
     /// By provider and its id of the instance.
     notices: Mutex<BTreeMap<(String, String), u64>>,
@@ -157,6 +159,7 @@ impl Rentals {
             left: Mutex::default(),
             leaving: tokio::sync::Mutex::default(),
             lists: Mutex::default(),
+            no_lists: Mutex::default(),
             watches: Mutex::default(),
             notices: Mutex::default(),
             unowned: Mutex::default(),
@@ -309,10 +312,11 @@ impl Rentals {
     pub fn note_list(&self, provider: &str, begun: Instant, instances: Vec<Instance>) {
         let of_provider: Vec<Rental> =
             self.saved().into_iter().filter(|rental| rental.provider == provider).collect();
+        let owners = owners(&of_provider, provider);
         let mut watches = lock(&self.watches);
-        for rental in of_provider {
+        for rental in &of_provider {
             let Some(watch) = watches.get_mut(&rental.id) else { continue };
-            let is_listed = instances.iter().any(|instance| owns(&rental, instance));
+            let is_listed = instances.iter().any(|instance| owns(rental, instance, &owners));
             let counts = watch.from.is_some_and(|from| from <= begun);
             watch.absent_since = match (is_listed, counts) {
                 (false, true) => watch.absent_since.or(Some(begun)),
@@ -322,7 +326,23 @@ impl Rentals {
         drop(watches);
         let list = List { begun, instances: Arc::new(instances) };
         lock(&self.lists).insert(provider.to_owned(), list);
+        lock(&self.no_lists).remove(provider);
         self.changed.notify_waiters();
+    }
+
+    /// The provider has given no list, or none that makes sense.
+    pub fn note_no_list(&self, provider: &str, why: &str) {
+        lock(&self.no_lists).insert(provider.to_owned(), why.to_owned());
+    }
+
+    /// Why the provider's last list did not come; `None` if it came, or if none was asked for yet.
+    pub fn no_list(&self, provider: &str) -> Option<String> {
+        lock(&self.no_lists).get(provider).cloned()
+    }
+
+    /// Whether the provider has given a list since the controller's start. One that never did may hide what is made there.
+    pub fn has_listed(&self, provider: &str) -> bool {
+        lock(&self.lists).contains_key(provider)
     }
 
     /// What the provider has last listed of the rental.
@@ -330,8 +350,17 @@ impl Rentals {
         let lists = lock(&self.lists);
         let list = lists.get(&rental.provider).map(|list| Arc::clone(&list.instances));
         drop(lists);
+        let known = lock(&self.known);
+        let owners = owners(known.values(), &rental.provider);
         let all = list.iter().flat_map(|list| list.iter());
-        all.filter(|instance| owns(rental, instance)).cloned().collect()
+        all.filter(|instance| owns(rental, instance, &owners)).cloned().collect()
+    }
+
+    /// Whether another rental that is not over has this instance.
+    pub fn is_anothers(&self, rental: &Rental, instance: &Instance) -> bool {
+        let known = lock(&self.known);
+        let owner = owners(known.values(), &rental.provider).get(instance.id.as_str()).copied();
+        owner.is_some_and(|owner| *owner != rental.id)
     }
 
     /// What the provider's lists say of the rental.
@@ -381,8 +410,9 @@ impl Rentals {
         };
         let (begun, instances) = list;
         let rentals = self.saved();
+        let owners = owners(&rentals, provider);
         let is_owned = |instance: &Instance| {
-            let owned_by = |one: &Rental| one.provider == provider && owns(one, instance);
+            let owned_by = |one: &Rental| one.provider == provider && owns(one, instance, &owners);
             rentals.iter().any(|one| !one.state.is_over() && owned_by(one))
         };
         let mut since = lock(&self.unowned);
@@ -404,8 +434,31 @@ impl Rentals {
     }
 }
 
-/// Whether the instance is the rental's: by its tag, or by its id.
-fn owns(rental: &Rental, instance: &Instance) -> bool {
-    instance.rental.as_deref() == Some(rental.id.as_str())
-        || rental.instance.as_ref() == Some(&instance.id)
+/// Whose the instances of a provider are by their ids, as the rentals that are not over have them.
+fn owners<'a>(
+    rentals: impl IntoIterator<Item = &'a Rental>,
+    provider: &str,
+) -> BTreeMap<&'a str, &'a RentalId> {
+    let mut owners = BTreeMap::new();
+    for rental in rentals {
+        if rental.provider == provider
+            && !rental.state.is_over()
+            && let Some(instance) = &rental.instance
+        {
+            owners.entry(instance.as_str()).or_insert(&rental.id);
+        }
+    }
+    owners
+}
+
+/// Whether the instance is the rental's: by its id, or by its tag if no other rental has its id. A tag that somebody has changed, or that the provider
+/// invents, makes no rental end the host of another one.
+fn owns(rental: &Rental, instance: &Instance, owners: &BTreeMap<&str, &RentalId>) -> bool {
+    match owners.get(instance.id.as_str()) {
+        Some(owner) => **owner == rental.id,
+        None => {
+            instance.rental.as_deref() == Some(rental.id.as_str())
+                || rental.instance.as_ref() == Some(&instance.id)
+        }
+    }
 }

@@ -36,6 +36,9 @@ const REVOKED: &str = "revoked/";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Token {
     secret_sha256: String,
+    /// When it was made, and until when it counts, by the system's clock; Unix time.
+    #[serde(default)]
+    made_ms: u64,
     until_ms: u64,
     /// The only address for which it is good; `None`: for every one.
     address: Option<IpAddr>,
@@ -67,12 +70,14 @@ impl Token {
     fn new(secret: &str, now_ms: u64, life: Duration) -> Self {
         let life_ms = u64::try_from(life.min(TOKEN_LIFE).as_millis()).unwrap_or(u64::MAX);
         let secret_sha256 = fingerprint(secret.as_bytes());
-        Self { secret_sha256, until_ms: now_ms + life_ms, address: None }
+        Self { secret_sha256, made_ms: now_ms, until_ms: now_ms + life_ms, address: None }
     }
 
-    /// Both sides of the comparison are hashes, so the time that it takes tells nothing about the secret.
-    fn counts(&self, secret: &str, now_ms: u64) -> bool {
-        self.is(secret) && now_ms < self.until_ms
+    /// Both sides of the comparison are hashes, so the time that it takes tells nothing about the secret. `age_ms` is the time that was seen to
+    /// pass: a clock that is set back makes no token count again. The system's clock counts the time for which the machine was off.
+    fn counts(&self, secret: &str, now_ms: u64, age_ms: u64) -> bool {
+        let life_ms = self.until_ms.saturating_sub(self.made_ms);
+        self.is(secret) && now_ms < self.until_ms && age_ms < life_ms
     }
 
     fn is(&self, secret: &str) -> bool {
@@ -166,7 +171,9 @@ pub async fn enrol(cluster: &Cluster, ask: Enrol) -> Result<Enrolled, Problem> {
     let addresses: Vec<IpAddr> = ask.addresses.iter().map(IpAddr::to_canonical).collect();
     let _turn = cluster.enrolling.lock().await;
     let token: Option<Token> = cluster.records.read(&key(TOKENS, host)).await?;
-    if !token.as_ref().is_some_and(|token| token.counts(&ask.secret, now_ms())) {
+    let counts =
+        |token: &Token| token.counts(&ask.secret, now_ms(), cluster.clock.age_ms(token.made_ms));
+    if !token.as_ref().is_some_and(counts) {
         if let Some(count) = cluster.bad_joins.happened() {
             tracing::warn!(%host, count, "a host can't join: its token does not count");
         }
@@ -425,8 +432,9 @@ mod tests {
         const HOUR_MS: u64 = 3600 * 1000;
         let now_ms = 1_800_000_000_000;
         let token = Token::new("secret", now_ms, TOKEN_LIFE);
-        assert!(token.counts("secret", now_ms + HOUR_MS - 1));
-        assert!(!token.counts("secret", now_ms + HOUR_MS));
-        assert!(!token.counts("another", now_ms));
+        assert!(token.counts("secret", now_ms + HOUR_MS - 1, HOUR_MS - 1));
+        assert!(!token.counts("secret", now_ms + HOUR_MS, 0), "the machine was off");
+        assert!(!token.counts("secret", now_ms, HOUR_MS), "the clock was set back");
+        assert!(!token.counts("another", now_ms, 0));
     }
 }

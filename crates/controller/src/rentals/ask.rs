@@ -5,7 +5,7 @@ use std::sync::Arc;
 use perigee_cloud::{CloudError, CloudErrorKind};
 use perigee_model::Problem;
 use perigee_model::rental::states::{RentalEvent, Requested};
-use perigee_model::rental::{Instance, NewInstance, OfferRefused, Rental};
+use perigee_model::rental::{Instance, KIND_UNKNOWN, NewInstance, Offer, OfferRefused, Rental};
 
 use super::{cluster_id, money, user_data, within};
 use crate::clock::now_ms;
@@ -42,7 +42,8 @@ pub async fn ask(cluster: &Arc<Cluster>, record: &mut Owned<RentalRecord>) -> Re
     let answer = within(cluster.timing.rentals.answer, provider.create(&new)).await;
     cluster.rentals.look_anew(&id);
     let view = &mut record.value.view;
-    match answer.and_then(sane) {
+    let is_anothers = |instance: &Instance| cluster.rentals.is_anothers(view, instance);
+    match answer.and_then(|instance| sane(instance, is_anothers)) {
         Ok(instance) => {
             note_instance(view, &instance);
             if let Some(address) = &instance.address {
@@ -59,13 +60,19 @@ pub async fn ask(cluster: &Arc<Cluster>, record: &mut Owned<RentalRecord>) -> Re
 }
 
 /// An answer that makes no sense says nothing of what was done.
-fn sane(instance: Instance) -> Result<Instance, CloudError> {
-    if is_sane(&instance) {
-        return Ok(instance);
-    }
-    let message = format!(
-        "the provider gives an instance without an id, or one with an id, address, kind or zone of more than {TEXT_MAX} bytes"
-    );
+fn sane(
+    instance: Instance,
+    is_anothers: impl Fn(&Instance) -> bool,
+) -> Result<Instance, CloudError> {
+    let message = match (is_sane(&instance), is_anothers(&instance)) {
+        (true, false) => return Ok(instance),
+        (true, true) => {
+            format!("the provider gives instance {}, which another rental has", instance.id)
+        }
+        (false, _) => format!(
+            "the provider gives an instance without an id, or one with an id, address, kind or zone of more than {TEXT_MAX} bytes"
+        ),
+    };
     Err(CloudError { kind: CloudErrorKind::Unclear, message })
 }
 
@@ -76,12 +83,31 @@ pub fn is_sane(instance: &Instance) -> bool {
     !id.is_empty() && [id, address, kind, zone].iter().all(|text| text.len() <= TEXT_MAX)
 }
 
-/// What the provider says of the instance.
+/// What the provider says of the instance. One that is not what was rented has another price, and is given back.
 pub fn note_instance(view: &mut Rental, instance: &Instance) {
     view.instance = Some(instance.id.clone());
     if instance.address.is_some() {
         view.address.clone_from(&instance.address);
     }
+    if view.ends_because.is_none() {
+        view.ends_because = not_as_rented(&view.offer, instance);
+    }
+}
+
+/// Why an instance is not the one that was rented. A kind that the provider does not say is not known, and no other one.
+fn not_as_rented(offer: &Offer, instance: &Instance) -> Option<String> {
+    let is_said = !["", KIND_UNKNOWN].contains(&instance.kind.as_str());
+    let spot = |is_spot| if is_spot { "spot" } else { "on demand" };
+    let is_other = (is_said && instance.kind != offer.kind) || instance.spot != offer.spot;
+    is_other.then(|| {
+        format!(
+            "the provider has made a {} ({}), and a {} ({}) was rented: what it costs is not known",
+            instance.kind,
+            spot(instance.spot),
+            offer.kind,
+            spot(offer.spot)
+        )
+    })
 }
 
 /// A refusal says that this request made nothing, and nothing of the requests before.
@@ -137,6 +163,7 @@ async fn new_instance(
         kind: view.offer.kind.clone(),
         zone: view.offer.zone.clone(),
         spot: view.offer.spot,
+        max_per_hour_micros: view.offer.price.per_hour_micros.filter(|_| view.offer.spot),
         kvm: view.offer.kvm == Some(true),
         image: view.image.clone(),
         disk_bytes: view.disk_bytes,

@@ -104,7 +104,11 @@ async fn round(cluster: &Arc<Cluster>, provider: &Arc<dyn Provider>) -> Result<S
     let name = provider.name().to_owned();
     let (begun, of) = (Instant::now(), cluster_id(cluster));
     let list = within(cluster.timing.rentals.answer, provider.list(&of)).await;
-    let list = list.and_then(sane).map_err(|error| not_known(&name, &error))?;
+    let list = list.and_then(sane).map_err(|error| {
+        let problem = not_known(&name, &error);
+        cluster.rentals.note_no_list(&name, &problem.why);
+        problem
+    })?;
     let count = list.len();
     cluster.rentals.note_list(&name, begun, list);
     // They make room for others.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use perigee_model::drain::{DrainFate, DrainHost, HostDrain};
-use perigee_model::rental::states::{RentalEvent, RentalState, RentedHost, Seen, Step, decide};
+use perigee_model::rental::states::{RentalEvent, RentalState, RentedHost, Step, decide};
 use perigee_model::rental::{Instance, InstanceState, Rental};
 use perigee_model::{Problem, ProblemKind, RentalId};
 
@@ -48,7 +48,10 @@ pub async fn drive(cluster: Arc<Cluster>, id: RentalId) -> Result<(), Problem> {
                 cluster.records.remove(&intent_key).await?;
                 return Ok(());
             }
-            Step::Wait => say(&mut record, &waits_for(known.state, known.host, known.seen)).await?,
+            Step::Wait => {
+                let why = waits_for(&cluster, &record.value.view, known.host);
+                say(&mut record, &why).await?;
+            }
             Step::Ask => ask_or_give_up(&cluster, &mut record).await?,
             Step::Event(event) => take(&cluster, &mut record, event).await?,
             Step::Drain => empty(&cluster, &mut record).await?,
@@ -232,7 +235,7 @@ async fn take(
     let view = &mut record.value.view;
     if view.ends_because.is_none() {
         view.ends_because = match event {
-            RentalEvent::GivenBack => Some(why_late(view)),
+            RentalEvent::GivenBack => Some(why_late(cluster, view)),
             RentalEvent::Vanished => Some("the provider has no such instance any more".to_owned()),
             _ => None,
         };
@@ -275,11 +278,16 @@ async fn say(record: &mut Owned<RentalRecord>, why: &str) -> Result<(), Problem>
     record.save().await
 }
 
-fn waits_for(state: RentalState, host: RentedHost, seen: Seen) -> String {
-    match (state, host, seen) {
-        (RentalState::Starting, ..) => "its host starts".to_owned(),
-        (RentalState::Joined, RentedHost::Up, _) => "its host is up".to_owned(),
-        (RentalState::Joined, ..) => "its host does not answer".to_owned(),
+fn waits_for(cluster: &Cluster, rental: &Rental, host: RentedHost) -> String {
+    let provider = &rental.provider;
+    match (rental.state, host) {
+        (RentalState::Starting, _) => "its host starts".to_owned(),
+        (RentalState::Joined, RentedHost::Up) => "its host is up".to_owned(),
+        (RentalState::Joined, _) => "its host does not answer".to_owned(),
+        (RentalState::Wanted, _) if !cluster.rentals.has_listed(provider) => {
+            let why = cluster.rentals.no_list(provider).unwrap_or_default();
+            format!("{provider} is asked when it has listed its instances once; {why}")
+        }
         // What the provider said stands there.
         _ => String::new(),
     }
@@ -343,7 +351,10 @@ async fn end(
         .map(|one| one.id)
         .collect();
     ids.extend(view.instance.clone().filter(|id| !ids.contains(id)));
-    let because = view.ends_because.clone().unwrap_or_default();
+    let mut because = view.ends_because.clone().unwrap_or_default();
+    if let Some(why) = cluster.rentals.no_list(&view.provider) {
+        because = format!("{because}; whether it is gone is not known: {why}");
+    }
     for id in ids {
         let ended = within(cluster.timing.rentals.answer, provider.end(&id)).await;
         let why = match ended {

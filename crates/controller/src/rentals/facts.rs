@@ -16,6 +16,10 @@ use crate::records::{HostRecord, RentalIntent};
 /// What ends the reason of a rental that a person has given back.
 pub const GAVE_BACK: &str = " gave it back";
 
+/// Why one is given back whose host is silent.
+const LEASE_OVER: &str =
+    "its host has not answered for the length of its lease, after which a host ends itself";
+
 /// How often a provider is asked for one rental.
 pub const ASKS_MAX: u32 = 5;
 
@@ -75,7 +79,8 @@ pub async fn known(
         is_given_back: rental.ends_because.is_some(),
         is_forced: intent.now,
         is_late,
-        may_ask: !asked_all && pause_is_over,
+        // What is made where nothing is listed could not be found again.
+        may_ask: !asked_all && pause_is_over && cluster.rentals.has_listed(&rental.provider),
         is_empty: if looks { is_empty(cluster, &rental.host).await } else { None },
     })
 }
@@ -116,10 +121,16 @@ pub fn why_ends(cluster: &Cluster, rental: &Rental, intent: &RentalIntent) -> Op
 }
 
 /// Why one that the provider was asked for, and that never came, is given up.
-pub fn why_late(rental: &Rental) -> String {
+pub fn why_late(cluster: &Cluster, rental: &Rental) -> String {
     match rental.requested {
+        _ if rental.state == RentalState::Asked && cluster.hosts.get(&rental.host).is_ok() => {
+            LEASE_OVER.to_owned()
+        }
         Requested::Perhaps if rental.state == RentalState::Asked => {
             format!("the provider was asked {} times, and never showed an instance", rental.asks)
+        }
+        _ if rental.state == RentalState::Joined && cluster.hosts.get(&rental.host).is_ok() => {
+            LEASE_OVER.to_owned()
         }
         _ if rental.state == RentalState::Joined => {
             "its host was removed from the cluster".to_owned()

@@ -22,10 +22,13 @@ pub use driver::drive;
 pub use plan::plan;
 pub use request::{end, get, list, offers, rent};
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_cloud::{CloudError, CloudErrorKind};
+use perigee_cloud::{CloudError, CloudErrorKind, Provider};
+use perigee_model::rental::Offer;
 
+use crate::clock::now_ms;
 use crate::cluster::Cluster;
 
 /// The id of the cluster in the tags of its instances.
@@ -40,6 +43,19 @@ pub fn drive_all(cluster: &Cluster) {
             cluster.drive_rental(&rental.id);
         }
     }
+}
+
+/// What a provider offers. A price that is too old, or of later, is not known.
+async fn offers_of(
+    cluster: &Cluster,
+    provider: &Arc<dyn Provider>,
+) -> Result<Vec<Offer>, CloudError> {
+    let mut offers = within(cluster.timing.rentals.answer, provider.offers()).await?;
+    let (now_s, max_age_s) = (now_ms() / 1000, provider.price_age_max_s());
+    for offer in &mut offers {
+        offer.price = offer.price.clone().as_known(now_s, max_age_s);
+    }
+    Ok(offers)
 }
 
 /// What a provider answers, if it does so in time.

@@ -15,7 +15,7 @@ use perigee_model::rental::{
 use perigee_model::renting::RentedFor;
 use perigee_model::{HostId, Problem, RentalId, SiteId};
 
-use super::{money, within};
+use super::{money, offers_of};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::records::{RentalIntent, RentalRecord, rental_intent_key, rental_key};
@@ -27,8 +27,7 @@ pub(super) const REFUSED_MS: u64 = 15 * 60_000;
 pub async fn offers(cluster: &Cluster) -> Vec<ProviderOffers> {
     let providers = &cluster.settings.renting.providers;
     join_all(providers.iter().map(async |provider| {
-        let answer = within(cluster.timing.rentals.answer, provider.offers()).await;
-        let (offers, problem) = match answer {
+        let (offers, problem) = match offers_of(cluster, provider).await {
             Ok(offers) => (Some(offers), String::new()),
             Err(error) => (None, format!("{}: {}", error.kind, error.message)),
         };
@@ -168,14 +167,13 @@ async fn offer(
 ) -> Result<Offer, Problem> {
     let (name, kind) = (provider.name(), &ask.kind);
     let what = format!("can't rent a {kind} of {name}");
-    let offers =
-        within(cluster.timing.rentals.answer, provider.offers()).await.map_err(|error| {
-            let why = format!("{}: {}", error.kind, error.message);
-            match error.kind {
-                CloudErrorKind::NotAllowed => Problem::forbidden(&what, why),
-                _ => Problem::unavailable(&what, why),
-            }
-        })?;
+    let offers = offers_of(cluster, provider).await.map_err(|error| {
+        let why = format!("{}: {}", error.kind, error.message);
+        match error.kind {
+            CloudErrorKind::NotAllowed => Problem::forbidden(&what, why),
+            _ => Problem::unavailable(&what, why),
+        }
+    })?;
     let refused = refused(cluster, name);
     let is_refused = |offer: &Offer| {
         refused.iter().any(|one| {
@@ -204,11 +202,18 @@ async fn offer(
         let price = offer.price.per_hour_micros.map_or(u64::MAX, std::num::NonZeroU64::get);
         (is_elsewhere, price)
     });
-    meant.into_iter().next().ok_or_else(|| {
+    let offer = meant.into_iter().next().ok_or_else(|| {
         let why = "the provider has refused it in each zone lately";
         Problem::conflict(&what, why)
             .next("`perigee rent offers` says why; another kind, or --zone to try one all the same")
-    })
+    })?;
+    match offer.price.out_of_date(now_ms() / 1000, provider.price_age_max_s()) {
+        None => Ok(offer),
+        Some(why) => {
+            let why = format!("its price does not count: {why}");
+            Err(Problem::invalid(what, why).next("say in providers.yaml when the prices held last (as-of), or how old they may be (max-age)"))
+        }
+    }
 }
 
 /// The zone of the provider's hosts at a site; `None` if there are none, or if they are in several zones.

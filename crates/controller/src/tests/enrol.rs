@@ -532,5 +532,11 @@ async fn the_token_of_a_rented_host_is_good_for_one_time_its_time_and_its_addres
     let again = make(Duration::from_secs(600)).await;
     assert!(crate::hosts::enrol::shut_out(cluster, &host("rent-1")).await.expect("a store"));
     forbidden(secure.join(&again, HERE).await.map(drop));
+    let expired = make(Duration::from_secs(600)).await;
+    cluster.clock.pretend_passed(Duration::from_secs(601));
+    let problem = secure.join(&expired, HERE).await.map(drop).expect_err("its time is over");
+    assert!(problem.why.contains("time is over"), "{problem}");
+    cluster.clock.pretend_set(-3_600_000);
+    forbidden(secure.join(&expired, HERE).await.map(drop));
     secure.supervisor.stop().await;
 }

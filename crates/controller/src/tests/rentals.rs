@@ -2,14 +2,22 @@
 
 #[path = "rentals/any_order.rs"]
 mod any_order;
+#[path = "rentals/bad_cases.rs"]
+mod bad_cases;
+#[path = "rentals/budget.rs"]
+mod budget;
 #[path = "rentals/by_itself.rs"]
 mod by_itself;
 #[path = "rentals/double.rs"]
 mod double;
 #[path = "rentals/killed.rs"]
 mod killed;
+#[path = "rentals/killed_later.rs"]
+mod killed_later;
 #[path = "rentals/left_site.rs"]
 mod left_site;
+#[path = "rentals/lies.rs"]
+mod lies;
 #[path = "rentals/money.rs"]
 mod money;
 #[path = "rentals/price.rs"]
@@ -23,15 +31,17 @@ use std::time::Duration;
 use perigee_cloud::CloudErrorKind;
 use perigee_http::authority::NewKey;
 use perigee_model::enrol::{Enrol, JoinToken};
-use perigee_model::job::HostState;
+use perigee_model::job::{HostState, JobState};
 use perigee_model::lease::HostNotice;
 use perigee_model::limits::RENTALS;
 use perigee_model::money::Money;
+use perigee_model::persistent_vm::VmState;
 use perigee_model::rental::states::{RentalState, Seen};
-use perigee_model::rental::{EndRental, Notice, RentHost, Rental, RentalStep};
+use perigee_model::rental::{EndRental, InstanceState, Notice, RentHost, Rental, RentalStep};
 use perigee_model::{HostId, ProblemKind, RentalId};
 
 use super::fake::FakeHost;
+use super::migrations::switch_between;
 use super::persistent_vms::new_vm;
 use super::{PATIENCE, TIMING, wait_for};
 use crate::clock::now_ms;
@@ -70,7 +80,17 @@ async fn start_with(
     timing: Timing,
     traffic: Traffic,
 ) -> Arc<Supervisor> {
-    let renting = Renting { providers: vec![Arc::new(double.clone())], budget: Some(BUDGET) };
+    start_of(dir, double, timing, traffic, Some(BUDGET)).await
+}
+
+async fn start_of(
+    dir: &std::path::Path,
+    double: &Double,
+    timing: Timing,
+    traffic: Traffic,
+    budget: Option<Money>,
+) -> Arc<Supervisor> {
+    let renting = Renting { providers: vec![Arc::new(double.clone())], budget };
     let own_url = Some("https://127.0.0.1:7000".to_owned());
     let settings = Settings { own_url, renting, ..Settings::default() };
     let supervisor = Supervisor::start_with(dir, timing, traffic, settings, None)
@@ -149,6 +169,28 @@ impl Rented {
         self.supervisor.stop().await;
         self.supervisor = start(self.dir.path(), &self.double, timing).await;
         self.cluster = Arc::clone(&self.supervisor.cluster);
+    }
+
+    async fn restart_with_budget(&mut self, budget: Option<Money>) {
+        self.supervisor.stop().await;
+        let (dir, double) = (self.dir.path(), &self.double);
+        self.supervisor = start_of(dir, double, TIMING, Traffic::Plain, budget).await;
+        self.cluster = Arc::clone(&self.supervisor.cluster);
+    }
+
+    /// From now on the provider's lists are such ones. Before, it has given a good one.
+    async fn lists(&self, lists: &[Lists]) {
+        let listed = async || self.cluster.rentals.has_listed("lab").then_some(());
+        wait_for("a list", listed).await;
+        self.double.inside().lists = lists.iter().copied().cycle().take(100_000).collect();
+    }
+
+    /// Waits until the driver has looked at what is so now: each list wakes it.
+    async fn has_looked(&self) {
+        let before = self.double.inside().list_requests;
+        let looked = async || (self.double.inside().list_requests > before + 4).then_some(());
+        wait_for("the next lists", looked).await;
+        tokio::time::sleep(2 * TIMING.monitor).await;
     }
 
     async fn rent(&self, name: &str) -> Rental {
@@ -260,8 +302,7 @@ async fn a_request_that_was_lost_is_repeated_as_it_was_after_the_grace_period() 
 async fn a_provider_that_does_not_list_is_not_asked_twice() {
     let rented = Rented::up(TIMING).await;
     rented.double.inside().does = [Does::LosesRequest].into();
-    rented.double.inside().lists =
-        [Lists::Fails, Lists::Nonsense].into_iter().cycle().take(100_000).collect();
+    rented.lists(&[Lists::Fails, Lists::Nonsense]).await;
     rented.rent("rent-1").await;
     let failures = async || {
         let all = rented.cluster.tasks.all();
@@ -478,7 +519,8 @@ async fn a_host_that_lists_lack_is_not_removed_at_its_first_silence_but_after_it
     let short = RentalTiming { lease: Duration::from_secs(1), ..TIMING.rentals };
     rented.restart(Timing { rentals: short, ..TIMING }).await;
     let gone = rented.wait_for_state("rent-1", RentalState::Gone).await;
-    assert!(gone.ends_because.is_some_and(|why| why.contains("no such instance")));
+    assert!(gone.ends_because.is_some_and(|why| why.contains("the length of its lease")));
+    assert_eq!(rented.double.alive(), [], "it is ended by its id, which no list has");
     rented.supervisor.stop().await;
 }
 
@@ -486,7 +528,7 @@ async fn a_host_that_lists_lack_is_not_removed_at_its_first_silence_but_after_it
 async fn a_host_that_no_list_shows_is_drained_when_it_is_given_back_and_costs_money() {
     let rented = Rented::up(TIMING).await;
     rented.double.inside().does = [Does::LosesAnswer].into();
-    rented.double.inside().lists = vec![Lists::Fails; 100_000].into();
+    rented.lists(&[Lists::Fails]).await;
     rented.rent("rent-1").await;
     rented.wait("rent-1", "a request", |rental| rental.asks == 1).await;
     let host = rented.join("rent-1").await;

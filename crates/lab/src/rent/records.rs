@@ -33,6 +33,14 @@ const LOCK_DEADLINE: Duration = Duration::from_secs(60);
 const RECORDS_MAX: usize = 1000;
 const PASSABLE: u32 = 0o711;
 
+/// An instance in a list.
+#[derive(Debug, Serialize)]
+pub struct Listed<'a> {
+    cluster: &'a str,
+    #[serde(flatten)]
+    instance: Instance,
+}
+
 /// An instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -84,6 +92,11 @@ impl Record {
             address: self.is_there().then(|| self.address.clone()),
             started_unix_s: self.started_unix_s,
         }
+    }
+
+    /// The same in a list.
+    pub fn listed(&self) -> Listed<'_> {
+        Listed { cluster: &self.cluster, instance: self.told() }
     }
 
     pub fn is_there(&self) -> bool {

@@ -82,7 +82,7 @@ async fn carry_out(lab: &Lab, verb: Verb, asked: &str) -> Result<Value, Failure>
             let now_ms = now_unix_ms();
             let mut all = records.all()?;
             all.retain(|record| record.cluster == cluster && is_listed(record, now_ms));
-            let instances: Vec<_> = all.iter().map(Record::told).collect();
+            let instances: Vec<_> = all.iter().map(Record::listed).collect();
             Ok(json!({ "instances": instances }))
         }
         Verb::End => {

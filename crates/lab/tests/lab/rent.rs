@@ -30,6 +30,7 @@ fn new(rental: &str, user_data: &str) -> Value {
         kind: "lab.small".to_owned(),
         zone: "cloud".to_owned(),
         spot: false,
+        max_per_hour_micros: None,
         kvm: false,
         image: String::new(),
         disk_bytes: 1 << 30,

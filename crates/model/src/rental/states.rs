@@ -10,7 +10,8 @@
 //! [`decide`] is given what is known, and names the one thing to do next. What is not known is never taken for a no: nothing is made twice, and
 //! nothing is ended or forgotten, because a provider did not answer, or answered late. Between a request that may have been carried out and
 //! the next one the provider's lists are without the instance for the whole of a grace period. A host that has joined is forgotten for the lists'
-//! sake only after its lease.
+//! sake only after its lease. A host that is silent after its lease should have ended itself: its instance is ended, so that no instance outlives its
+//! lease by much, also if the host's agent can't end the host any more.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -228,12 +229,13 @@ pub fn decide(known: &Known) -> Step {
         RentalState::Joined if is_given_back || host == RentedHost::Unknown => {
             Step::Event(GivenBack)
         }
+        // It should have ended itself, and costs money if its agent can't do that any more.
+        RentalState::Joined if known.is_lease_over => Step::Event(GivenBack),
         RentalState::Joined => Step::Wait,
         RentalState::Draining if vanished => Step::Event(Vanished),
         RentalState::Draining if host == RentedHost::Unknown => Step::Event(Emptied),
-        RentalState::Draining if known.is_forced || known.is_empty == Some(true) => {
-            Step::Event(Emptied)
-        }
+        RentalState::Draining if known.is_forced || known.is_lease_over => Step::Event(Emptied),
+        RentalState::Draining if known.is_empty == Some(true) => Step::Event(Emptied),
         RentalState::Draining => Step::Drain,
         RentalState::Ending if !known.is_gone() => Step::End,
         RentalState::Ending if host == RentedHost::Unknown => Step::Event(Vanished),
@@ -251,7 +253,9 @@ fn asked(known: &Known) -> Step {
         // A host that has joined says that there is an instance, whatever the lists say.
         (.., RentedHost::Up) if known.is_given_back => Step::Drain,
         (.., RentedHost::Up) => Step::Wait,
-        (.., RentedHost::Silent) if known.is_gone() => Step::Event(GivenBack),
+        (.., RentedHost::Silent) if known.is_gone() || known.is_lease_over => {
+            Step::Event(GivenBack)
+        }
         (.., RentedHost::Silent) => Step::Wait,
         (Requested::Refused, ..) => Step::Event(Vanished),
         (Requested::Nothing, ..) if known.is_given_back => Step::Event(Vanished),

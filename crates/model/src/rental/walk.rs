@@ -83,7 +83,10 @@ impl World {
                 next.state = self.state.next(event).expect("a step is possible");
                 if next.state == RentalState::Ending {
                     assert!(
-                        !self.has_vms || self.instances == 0 || self.is_forced,
+                        !self.has_vms
+                            || self.instances == 0
+                            || self.is_forced
+                            || self.is_lease_over,
                         "under a VM: {self:?}"
                     );
                 }
@@ -118,6 +121,10 @@ impl World {
             let is_settled = self.is_settled && self.instances == 0;
             let ended = Self { instances: 0, has_vms: false, is_settled, ..*self };
             all.push(Self { is_lease_over: true, ..ended });
+            if self.is_listed && self.instances > 0 {
+                // Its agent is gone, and did not end it.
+                all.push(Self { is_lease_over: true, ..*self });
+            }
         }
         all.push(Self { is_late: true, ..*self });
         all.push(Self { is_given_back: true, has_vms: false, ..*self });
@@ -160,7 +167,7 @@ impl World {
             if may_join {
                 all.push(Self { host: RentedHost::Up, is_lease_over: false, ..*self });
             }
-            if self.host != RentedHost::Unknown {
+            if self.host != RentedHost::Unknown && !self.is_lease_over {
                 // Somebody changes its tags.
                 all.push(Self { is_listed: false, is_settled: false, ..*self });
             }
@@ -195,6 +202,23 @@ fn no_order_of_events_makes_two_instances_or_leaves_one_that_nobody_ends() {
     assert!(walk.worlds.len() > 200, "{} worlds", walk.worlds.len());
     let stuck = walk.stuck(|world| world.state == RentalState::Gone);
     assert!(stuck.is_empty(), "{} of {} worlds, as {:?}", stuck.len(), walk.worlds.len(), stuck[0]);
+}
+
+/// With nobody's help: no instance outlives its lease for long, also if its agent can't end it any more.
+#[test]
+fn the_driver_ends_an_instance_that_is_listed_and_whose_host_is_silent_after_its_lease() {
+    let walk = Walk::all(World::START, check, World::next, World::late);
+    let outlives = |world: &&World| world.is_lease_over && world.instances > 0 && world.is_listed;
+    let mut seen = 0;
+    for world in walk.worlds.iter().filter(outlives) {
+        let mut now = *world;
+        for _ in 0..5 {
+            now = now.driven(now.seen());
+        }
+        assert_eq!(now.instances, 0, "{world:?} comes to {now:?}");
+        seen += 1;
+    }
+    assert!(seen > 10, "{seen} worlds");
 }
 
 #[test]

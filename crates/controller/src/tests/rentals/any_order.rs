@@ -12,15 +12,15 @@ use super::*;
 
 /// What the provider does, and what people and hosts do meanwhile.
 #[derive(Debug, Clone)]
-struct Story {
-    does: Vec<Does>,
-    lists: Vec<Lists>,
-    fails_ends: u32,
+pub struct Story {
+    pub does: Vec<Does>,
+    pub lists: Vec<Lists>,
+    pub fails_ends: u32,
     honours_tokens: bool,
-    listed_after_ms: u64,
+    pub listed_after_ms: u64,
     /// After so many looks at the rentals the controller is killed.
     killed_after: Vec<u8>,
-    joins: bool,
+    pub joins: bool,
     /// Somebody else makes instances with these tags.
     planted: Vec<Option<String>>,
     /// What the rented hosts cost an hour, one after the other, in cents. Both together may be over the budget.
@@ -47,11 +47,12 @@ fn lists() -> impl Strategy<Value = Lists> {
         4 => Just(Lists::Well),
         1 => Just(Lists::Fails),
         1 => Just(Lists::Nonsense),
+        1 => Just(Lists::Forbidden),
         1 => Just(Lists::Hangs),
     ]
 }
 
-fn story() -> impl Strategy<Value = Story> {
+pub fn story() -> impl Strategy<Value = Story> {
     let tag = prop_oneof![Just(None), Just(Some("rent-8".to_owned())), Just(Some("?".to_owned()))];
     let provider = (vec(does(), 1..5), vec(lists(), 0..12), 0..3_u32, any::<bool>(), 0..150_u64);
     let money = ([1..1200_u64, 1..1200_u64], 5..40_u8);
@@ -75,7 +76,7 @@ fn story() -> impl Strategy<Value = Story> {
 }
 
 /// The grace period is longer than what the double needs to list an instance, by the same clock.
-const QUICK: Timing = Timing {
+pub const QUICK: Timing = Timing {
     rentals: RentalTiming {
         grace: Duration::from_millis(600),
         answer: Duration::from_millis(150),

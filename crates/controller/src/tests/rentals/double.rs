@@ -4,6 +4,7 @@
 //! busy the machine is.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,8 @@ pub enum Does {
     MakesLate,
     /// It answers with an instance that has no id, and has made one.
     Nonsense,
+    /// It makes none, and answers with the instance that it has made first, with the tag of this request.
+    GivesAnothers,
     Refuses(CloudErrorKind),
 }
 
@@ -39,6 +42,8 @@ pub enum Lists {
     Hangs,
     /// With an instance that has no id.
     Nonsense,
+    /// The account may not list.
+    Forbidden,
 }
 
 /// An instance at the provider.
@@ -47,6 +52,8 @@ pub struct Made {
     pub instance: Instance,
     /// From then on it is there, and a moment later it is listed.
     from: Instant,
+    /// From when until when it costs money, in the time that the controller's clock has seen to pass.
+    paid_ms: (u64, Option<u64>),
 }
 
 #[derive(Default)]
@@ -57,6 +64,12 @@ pub struct Inside {
     pub lists: VecDeque<Lists>,
     /// The next requests to end an instance fail.
     pub fails_ends: u32,
+    /// Those after them have no answer, and end nothing.
+    pub hangs_ends: u32,
+    /// It makes this kind, whatever it is asked for.
+    pub makes_kind: Option<String>,
+    /// How often it was asked for a list.
+    pub list_requests: u32,
     pub honours_tokens: bool,
     /// How long after it was made an instance is listed.
     pub listed_after: Duration,
@@ -106,20 +119,43 @@ impl Double {
         self.inside().made.len()
     }
 
+    /// What all instances have cost, those that run until now, with a disk of this size each.
+    pub fn bill(&self, disk_bytes: u64) -> Money {
+        let inside = self.inside();
+        let now_ms = inside.passed_ms();
+        let cost = |made: &Made| {
+            let (from_ms, to_ms) = made.paid_ms;
+            let seconds = to_ms.unwrap_or(now_ms).saturating_sub(from_ms) / 1000;
+            let mut price = offer("m1", "a", false).price;
+            if made.instance.zone == "b" {
+                price.per_hour_micros = DEAR;
+            }
+            let disk = price.disk(disk_bytes, seconds).expect("a price");
+            price.machine(seconds).expect("a price").plus(disk)
+        };
+        inside.made.iter().map(cost).sum()
+    }
+
     /// Somebody else than the controller makes an instance with such a tag.
     pub fn plant(&self, rental: Option<&str>) -> String {
         let mut inside = self.inside();
         let instance = inside.instance(rental, ("m1", "a", false));
         let id = instance.id.clone();
-        inside.made.push(Made { instance, from: Instant::now() });
+        let paid_ms = (inside.passed_ms(), None);
+        inside.made.push(Made { instance, from: Instant::now(), paid_ms });
         id
     }
 
     /// The provider takes an instance back.
     pub fn take_back(&self, id: &str) {
+        self.change(id, |instance| instance.state = InstanceState::Gone);
+    }
+
+    /// From now on it says something else of an instance.
+    pub fn change(&self, id: &str, change: impl Fn(&mut Instance)) {
         let mut inside = self.inside();
         let made = inside.made.iter_mut().find(|made| made.instance.id == id);
-        made.expect("the instance").instance.state = InstanceState::Gone;
+        change(&mut made.expect("the instance").instance);
     }
 }
 
@@ -128,6 +164,11 @@ fn is_alive(made: &Made, now: Instant) -> bool {
 }
 
 impl Inside {
+    /// The time that the controller's clock has seen to pass.
+    fn passed_ms(&self) -> u64 {
+        self.cluster.upgrade().map_or(0, |cluster| cluster.clock.passed_ms())
+    }
+
     fn make(&mut self, new: &NewInstance, from: Instant) -> Instance {
         let now = Instant::now();
         let same = |made: &&Made| made.instance.rental.as_deref() == Some(new.rental.as_str());
@@ -137,9 +178,11 @@ impl Inside {
         if self.made.iter().filter(same).any(|made| made.instance.state != InstanceState::Gone) {
             self.wrong.push(format!("a second instance of {}", new.rental));
         }
-        let place = (new.kind.as_str(), new.zone.as_str(), new.spot);
+        let kind = self.makes_kind.clone().unwrap_or_else(|| new.kind.clone());
+        let place = (kind.as_str(), new.zone.as_str(), new.spot);
         let instance = self.instance(Some(&new.rental), place);
-        self.made.push(Made { instance: instance.clone(), from: from.max(now) });
+        let paid_ms = (self.passed_ms(), None);
+        self.made.push(Made { instance: instance.clone(), from: from.max(now), paid_ms });
         instance
     }
 
@@ -188,6 +231,9 @@ impl Inside {
     }
 }
 
+/// What an hour costs at `b`.
+const DEAR: Option<NonZeroU64> = NonZeroU64::new(3_000_000);
+
 /// What the provider offers: a dollar an hour.
 pub fn offer(kind: &str, zone: &str, spot: bool) -> Offer {
     Offer {
@@ -220,10 +266,9 @@ impl Provider for Double {
     fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, CloudError>> {
         let mut unknown = offer("unknown", "a", false);
         unknown.price.per_hour_micros = None;
-        let dear = Price {
-            per_hour_micros: std::num::NonZeroU64::new(3_000_000),
-            ..offer("m1", "b", false).price
-        };
+        let mut old = offer("old", "a", false);
+        old.price.as_of_unix_s -= 31 * 86_400;
+        let dear = Price { per_hour_micros: DEAR, ..offer("m1", "b", false).price };
         let usual = offer("m1", "a", false);
         let price = self.inside().price.clone().unwrap_or(usual.price.clone());
         let mut all = vec![
@@ -231,6 +276,7 @@ impl Provider for Double {
             Offer { price, ..usual },
             offer("m1", "a", true),
             unknown,
+            old,
         ];
         let age_s = self.inside().offered_days_ago * 86_400;
         all.iter_mut().for_each(|offer| offer.price.as_of_unix_s -= age_s);
@@ -260,6 +306,10 @@ impl Provider for Double {
                         let instance = inside.make(new, now);
                         return Ok(Instance { id: String::new(), ..instance });
                     }
+                    Does::GivesAnothers => {
+                        let first = inside.made[0].instance.clone();
+                        return Ok(Instance { rental: Some(new.rental.clone()), ..first });
+                    }
                     Does::LosesRequest | Does::Refuses(_) => {}
                 }
                 does
@@ -277,6 +327,7 @@ impl Provider for Double {
         async move {
             let (lists, all) = {
                 let mut inside = self.inside();
+                inside.list_requests += 1;
                 let lists = inside.lists.pop_front().unwrap_or(Lists::Well);
                 let (now, after) = (Instant::now(), inside.listed_after);
                 let is_listed = |made: &&Made| !inside.hides_all && made.from + after <= now;
@@ -286,6 +337,7 @@ impl Provider for Double {
             match lists {
                 Lists::Well => Ok(all),
                 Lists::Fails => fails(CloudErrorKind::Throttled),
+                Lists::Forbidden => fails(CloudErrorKind::NotAllowed),
                 Lists::Hangs => std::future::pending().await,
                 Lists::Nonsense => Ok(vec![Instance {
                     id: String::new(),
@@ -304,13 +356,24 @@ impl Provider for Double {
 
     fn end<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
         async move {
-            let mut inside = self.inside();
-            if let Some(left) = inside.fails_ends.checked_sub(1) {
-                inside.fails_ends = left;
-                return fails(CloudErrorKind::Throttled);
+            let hangs = {
+                let mut inside = self.inside();
+                if let Some(left) = inside.fails_ends.checked_sub(1) {
+                    inside.fails_ends = left;
+                    return fails(CloudErrorKind::Throttled);
+                }
+                let left = inside.hangs_ends.checked_sub(1);
+                inside.hangs_ends = left.unwrap_or(0);
+                left.is_some()
+            };
+            if hangs {
+                std::future::pending::<()>().await;
             }
+            let mut inside = self.inside();
+            let passed_ms = inside.passed_ms();
             if let Some(made) = inside.made.iter_mut().find(|made| made.instance.id == id) {
                 made.instance.state = InstanceState::Gone;
+                made.paid_ms.1 = made.paid_ms.1.or(Some(passed_ms));
             }
             Ok(())
         }

@@ -17,7 +17,7 @@ instance() {
 case $2 in
 offers)
     echo '{"offers":[{"kind":"small","zone":"here","spot":false,"cpus":1,"memory_bytes":1073741824,"kvm":null,"price":{
-        "per_hour_micros":50000,"minimum_s":60,"egress_per_gib_micros":0,"disk_per_gib_month_micros":80000,"source":"test","as_of_unix_s":1}}]}'
+        "per_hour_micros":50000,"minimum_s":60,"egress_per_gib_micros":0,"disk_per_gib_month_micros":80000,"source":"test","as_of_unix_s":'"$(date +%s)"'}}]}'
     ;;
 create)
     rental=$(field rental)
@@ -27,11 +27,11 @@ create)
     printf '{"instance":%s}\n' "$(instance "$rental")"
     ;;
 list)
-    sep=
+    sep= cluster=$(field cluster)
     printf '{"instances":['
     for made in "$dir"/made/*; do
         [ -e "$made" ] || continue
-        printf '%s%s' "$sep" "$(instance "$(basename "$made")")"
+        printf '%s{"cluster":"%s",%s' "$sep" "$cluster" "$(instance "$(basename "$made")" | cut -c 2-)"
         sep=,
     done
     echo ']}'
