@@ -1,12 +1,15 @@
 //! Measures the link to another agent's host: round trip and rate.
 
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use bytes::Bytes;
+use futures_util::future::try_join_all;
 use perigee_http::{Expected, Network, authority_of};
 use perigee_model::Problem;
-use perigee_model::limits::{OutOfLimits, PROBE_BYTES};
+use perigee_model::limits::{MEASURE_S, OutOfLimits, PROBE_BYTES, PROBE_STREAMS};
 use perigee_model::vm::{LinkProbe, ProbeLink};
 use tokio::net::TcpStream;
 
@@ -43,14 +46,21 @@ pub fn blob(length_bytes: u64) -> Result<Body, Problem> {
 /// Connects several times for the round trip, then reads a blob for the rate.
 pub async fn probe(request: &ProbeLink, network: &Network) -> Result<LinkProbe, Problem> {
     let what = || format!("can't probe the link to {}", request.peer_agent_url);
-    PROBE_BYTES.check(request.length_bytes).map_err(|error| error.problem(what()))?;
+    let bad = |error: OutOfLimits| error.problem(what());
+    PROBE_BYTES.check(request.length_bytes).map_err(bad)?;
+    PROBE_STREAMS.check(request.streams).map_err(bad)?;
+    request.for_s.map_or(Ok(1), |seconds| MEASURE_S.check(seconds)).map_err(bad)?;
     let measure = async {
         let rtt_ms = round_trip_ms(&request.peer_agent_url).await?;
-        let rate_bytes_per_s = rate(request, network).await?;
+        let rate_bytes_per_s = match request.for_s {
+            None => rate(request, network).await?,
+            Some(seconds) => rate_for(request, network, Duration::from_secs(seconds)).await?,
+        };
         Ok(LinkProbe { rtt_ms, rate_bytes_per_s })
     };
-    tokio::time::timeout(DEADLINE, measure).await.unwrap_or_else(|_| {
-        Err(Problem::unavailable(what(), format!("it took longer than {} s", DEADLINE.as_secs())))
+    let deadline = DEADLINE + Duration::from_secs(request.for_s.unwrap_or(0));
+    tokio::time::timeout(deadline, measure).await.unwrap_or_else(|_| {
+        Err(Problem::unavailable(what(), format!("it took longer than {} s", deadline.as_secs())))
     })
 }
 
@@ -76,6 +86,39 @@ pub fn address_of(url: &str) -> Result<&str, Problem> {
         let why = "it is neither http://IP:PORT nor https://IP:PORT";
         Problem::invalid(format!("can't use the address {url:?}"), why)
     })
+}
+
+/// The rate of all streams together in the last three quarters of this time. Each stream reads one blob after another.
+async fn rate_for(request: &ProbeLink, network: &Network, whole: Duration) -> Result<u64, Problem> {
+    let url = &request.peer_agent_url;
+    let client = network.client(url, Expected::Address, DEADLINE + whole)?;
+    let path = format!("/v1/blob?length_bytes={}", request.length_bytes);
+    let read_bytes = AtomicU64::new(0);
+    let stream = async || -> Result<Infallible, Problem> {
+        loop {
+            let mut response = client.get_response(&path).await?;
+            let failed = |e| Problem::unavailable(format!("can't read from {url}"), e);
+            while let Some(chunk) = response.chunk().await.map_err(failed)? {
+                read_bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+            }
+        }
+    };
+    let now = || read_bytes.load(Ordering::Relaxed);
+    let measure = async {
+        tokio::time::sleep(whole / 4).await;
+        let (begun, before) = (Instant::now(), now());
+        tokio::time::sleep(whole * 3 / 4).await;
+        let nanos = begun.elapsed().as_nanos().max(1);
+        let rate = u128::from(now() - before) * 1_000_000_000 / nanos;
+        u64::try_from(rate).unwrap_or(u64::MAX)
+    };
+    let streams = try_join_all((0..request.streams).map(|_| stream()));
+    tokio::select! {
+        rate = measure => Ok(rate),
+        failed = streams => Err(failed.err().unwrap_or_else(|| {
+            Problem::internal(format!("can't read from {url}"), "no stream was asked for")
+        })),
+    }
 }
 
 async fn rate(request: &ProbeLink, network: &Network) -> Result<u64, Problem> {
@@ -165,6 +208,49 @@ mod tests {
         for bad in ["http://10.0.0.1", "10.0.0.1:7", "http://x:y"] {
             assert!(address_of(bad).is_err(), "{bad}");
         }
+    }
+
+    /// An agent that sends blobs.
+    async fn peer() -> String {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let blobs = axum::routing::get(async || blob(1 << 20).expect("a blob"));
+        let router = axum::Router::new().route("/v1/blob", blobs);
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        url
+    }
+
+    #[tokio::test]
+    async fn streams_read_until_the_time_is_over() {
+        let ask = ProbeLink {
+            peer_agent_url: peer().await,
+            length_bytes: 1 << 20,
+            for_s: Some(1),
+            streams: 4,
+        };
+        let measured = probe(&ask, &Network::Plain).await.expect("figures");
+        assert!(measured.rate_bytes_per_s > 0 && measured.rtt_ms > 0.0, "{measured:?}");
+        for (for_s, streams, names) in
+            [(Some(61), 1, "1m"), (Some(0), 1, "1s"), (None, 17, "16"), (None, 0, "1")]
+        {
+            let bad = ProbeLink { for_s, streams, ..ask.clone() };
+            let refused = probe(&bad, &Network::Plain).await.expect_err("beyond a limit");
+            assert!(refused.why.contains(names), "{refused}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_ends_in_between_is_no_rate() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                drop(socket);
+            }
+        });
+        let (length_bytes, for_s) = (1 << 20, Some(30));
+        let ask = ProbeLink { peer_agent_url: url, length_bytes, for_s, streams: 2 };
+        probe(&ask, &Network::Plain).await.expect_err("it answers nothing");
     }
 
     #[test]

@@ -129,6 +129,14 @@ impl Listener {
         let bound = TcpListener::bind(address).await;
         bound.map(Self).map_err(|e| perigee_http::cannot_listen("iSCSI on", &listen, &e))
     }
+
+    /// Where it is bound, with the port that the system has chosen if none was named.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
 }
 
 impl Accept for Listener {

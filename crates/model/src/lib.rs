@@ -36,6 +36,7 @@
 //! | Whose is a thing, and what does a user mean with a name? | `tenant.rs`; in the controller's API: `controller/src/api/caller.rs` |
 //! | Which figures are there for Prometheus, and how is a page written? | `exposition.rs`, `controller/src/api/metrics.rs`, `agent/src/metrics.rs`, `volume/src/metrics.rs` |
 //! | How busy are a host and a VM, in which units? | `load.rs`; measured: `agent/src/load.rs`, `agent/src/process.rs`; what follows for predictions: `planner/src/hosts.rs` |
+//! | What can a host do, as it is measured? | `measurement.rs`; by whom: `controller/src/measuring/`, `volume/src/measure/`, `agent/src/link.rs` |
 //! | What does a machine cost, and what is not known? | `money.rs` |
 //! | What does a provider of rented hosts offer, and what is it asked for? | `rental.rs` |
 //! | Does the cluster rent hosts by itself, and what has it decided? | `renting.rs` |
@@ -71,6 +72,7 @@ pub mod lease;
 pub mod leave_site;
 pub mod limits;
 pub mod load;
+pub mod measurement;
 pub mod money;
 pub mod network;
 pub mod persistent_vm;

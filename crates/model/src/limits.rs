@@ -321,12 +321,27 @@ pub static PUBLISHED: Limit = Limit::new("a VM's number of published ports", Uni
 /// Bytes that one probe of a link reads.
 pub static PROBE_BYTES: Limit = Limit::new("a probe's length", Unit::Bytes, 1, 64 * MIB);
 
+/// TCP streams of one probe of a link.
+pub static PROBE_STREAMS: Limit = Limit::new("a probe's number of streams", Unit::Count, 1, 16);
+
 /// Reads of one probe of an export.
 pub static PROBE_REQUESTS: Limit = Limit::new("a probe's number of reads", Unit::Count, 1, 1000);
 
 /// Bytes of one read of such a probe.
 pub static PROBE_REQUEST_BYTES: Limit =
     Limit::new("the length of a probe's read", Unit::Bytes, 512, MIB);
+
+/// How long each figure of a host is measured at most.
+pub static MEASURE_S: Limit =
+    Limit::new("how long a figure of a host is measured", Unit::Seconds, 1, 60);
+
+/// Other hosts that a host is measured against.
+pub static MEASURED_AGAINST: Limit =
+    Limit::new("the number of hosts that a host is measured against", Unit::Count, 0, 16);
+
+/// Kinds of rented machines whose figures are kept. The oldest are dropped beyond that.
+pub static MEASURED_KINDS: Limit =
+    Limit::new("the number of measured kinds of machines", Unit::Count, 0, 500);
 
 /// How long the requests of a volume are followed.
 pub static TRACE_S: Limit = Limit::new("how long a trace lasts", Unit::Seconds, 1, 3600);
@@ -500,8 +515,12 @@ mod tests {
         &TUNNELS,
         &PUBLISHED,
         &PROBE_BYTES,
+        &PROBE_STREAMS,
         &PROBE_REQUESTS,
         &PROBE_REQUEST_BYTES,
+        &MEASURE_S,
+        &MEASURED_AGAINST,
+        &MEASURED_KINDS,
         &TRACE_S,
         &LEASE_S,
         &DEADLINE_S,

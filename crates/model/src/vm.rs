@@ -724,6 +724,16 @@ pub struct ProbeLink {
     pub peer_agent_url: String,
     /// Bytes to read for the rate; at most 64 MiB.
     pub length_bytes: u64,
+    /// Reads so many bytes again and again for this time; seconds. `None`: once.
+    #[serde(default)]
+    pub for_s: Option<u64>,
+    /// With so many streams at once.
+    #[serde(default = "one")]
+    pub streams: u32,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// A link as TCP sees it, measured from one agent to another.
@@ -731,7 +741,7 @@ pub struct ProbeLink {
 pub struct LinkProbe {
     /// Median of several TCP connects.
     pub rtt_ms: f64,
-    /// Of one TCP stream, from the peer to the host that asked.
+    /// Of all TCP streams together, from the peer to the host that asked.
     pub rate_bytes_per_s: u64,
 }
 

@@ -52,6 +52,10 @@
 //! | `DELETE /vms/{vm}/socket?uid=N&exports=A,B` | | ends it if it is this user's and has these exports; only through the server's unix socket |
 //! | `GET /stats` | | [`ExportStats`] |
 //! | `POST /probe` | [`ProbeBlocks`] | [`BlockProbe`] |
+//! | `POST /measure` | [`crate::measurement::MeasureDisk`] | lines of [`Step`] of [`crate::measurement::DiskFigures`] |
+//! | `POST /measure/{volume}/fill` | | lines of [`Step`]; writes random bytes to all of a volume that is to be measured |
+//! | `POST /measure/{volume}/portal` | [`crate::measurement::OpenPortal`] | [`crate::measurement::IscsiPortal`] |
+//! | `DELETE /measure/{volume}/portal` | | |
 //! | `POST /trace/start` | [`StartTrace`] | |
 //! | `POST /trace/stop` | | [`TraceSummary`] |
 //! | `PUT /traces/{name}` | [`CollectTrace`] | |

@@ -7,6 +7,7 @@ mod confined;
 mod grants;
 mod handover;
 mod long;
+mod measure;
 mod replicas;
 mod vm_sockets;
 
@@ -43,6 +44,7 @@ use serde::Deserialize;
 use grants::Granted;
 
 use crate::exports::PoolExports;
+use crate::measure::Measuring;
 use crate::observe;
 use crate::probe::probe;
 use crate::remotes::Remotes;
@@ -67,6 +69,8 @@ pub struct Control {
     /// `None` if this is a command and no server.
     pub vm_sockets: Option<Arc<VmSockets>>,
     pub sources: Arc<Sources>,
+    /// `None` if this is a command and no server.
+    pub measuring: Option<Measuring>,
 }
 
 type Shared = State<Arc<Control>>;
@@ -102,6 +106,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .merge(clients::routes())
         .merge(confined::routes())
         .merge(handover::routes())
+        .merge(measure::routes())
         .merge(admissions::routes())
         .merge(replicas::routes())
         .merge(vm_sockets::routes())

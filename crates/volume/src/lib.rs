@@ -22,6 +22,7 @@
 //! | how other hosts are reached | `remotes` |
 //! | the control API | `control`, `observe` |
 //! | what keeps this process's memory off the disks | `memory` |
+//! | how disks are measured | `measure` |
 //! | figures for Prometheus | `metrics` |
 //! | each VM's own NBD socket | `vm_sockets` |
 //! | starting and stopping | `serve` |
@@ -46,6 +47,7 @@ mod dir_images;
 mod exports;
 mod handover;
 mod iscsi_clients;
+mod measure;
 mod memory;
 mod metrics;
 mod observe;

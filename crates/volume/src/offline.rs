@@ -59,6 +59,7 @@ impl Offline {
             remotes,
             vm_sockets: None,
             sources,
+            measuring: None,
         }))
         .layer(Extension(ClientAddress(None)))
         .layer(Extension(Peer::Local));

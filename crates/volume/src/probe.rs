@@ -67,20 +67,24 @@ fn percentile_us(sorted: &[Duration], percent: usize) -> u64 {
 }
 
 /// SplitMix64: good enough to avoid read-ahead and caches, without a dependency.
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn from_clock() -> Self {
+    pub(crate) fn from_clock() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self(since.as_secs() ^ (u64::from(since.subsec_nanos()) << 32))
     }
 
     fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit
+        mixed ^ (mixed >> 31)
     }
 }
 

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::control::{self, Control};
 use crate::exports::{self, Here, PoolExports};
 use crate::iscsi_clients::{Kept, KnownClients};
+use crate::measure::Measuring;
 use crate::remotes::{RemoteOptions, Remotes};
 use crate::sources::Sources;
 use crate::vm_sockets::VmSockets;
@@ -127,6 +128,8 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
     let stop = CancellationToken::new();
     let vm_sockets =
         Arc::new(VmSockets::load(config.vm_sockets.clone(), server_id, server.clone()).await?);
+    let measuring =
+        Measuring::new(pool.clone(), exports.clone(), server.clone(), config.pool.clone());
     let nbd = tokio::spawn(server.serve(listeners, stop.clone()));
     let iscsi = tokio::spawn(target.serve(portals, stop.clone()));
     let sources = Arc::new(Sources::new(&config.image_dirs, &config.pool)?);
@@ -138,6 +141,7 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
         remotes,
         vm_sockets: Some(vm_sockets.clone()),
         sources,
+        measuring: Some(measuring),
     };
     let network = &config.remotes.network;
     let terms = Terms::open(&config.pool, network);

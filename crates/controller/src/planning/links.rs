@@ -330,6 +330,8 @@ async fn probe_link(cluster: &Cluster, from: &HostLink, to: &HostLink) -> Result
     let ask = ProbeLink {
         peer_agent_url: to.addresses.agent_url.clone(),
         length_bytes: PROBE_LENGTH_BYTES,
+        for_s: None,
+        streams: 1,
     };
     let probe: LinkProbe = from.agent_slow.post("/v1/probe", &ask).await?;
     let before = cluster.links.get(&from.id, &to.id).and_then(|link| link.blocks);

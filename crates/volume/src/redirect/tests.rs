@@ -93,6 +93,7 @@ impl Host {
             remotes,
             vm_sockets: None,
             sources,
+            measuring: None,
         };
         let listen = unused_address();
         let control_url = format!("http://{listen}");
