@@ -29,6 +29,7 @@
 //! | `talk/NAME/COUNT` | [`crate::planning::gang_traffic::GangHistory`]: what the VMs of such a gang sent to each other, and its last runs | the gang's driver, at its end |
 //! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
 //! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
+//! | `measurements/HOST`, `measured_kinds/HASH` | [`MeasurementRecord`]; [`perigee_model::measurement::HostMeasurement`] of a kind of rented hosts | the measurement |
 //! | `rentals/RENTAL` | [`RentalRecord`] | its driver only |
 //! | `intents/rentals/RENTAL` | [`RentalIntent`] | the API; the task that rents |
 //! | `left_sites/RENTAL` | [`LeftSite`] | [`crate::ledger::left_site`] |
@@ -46,6 +47,7 @@
 mod access;
 mod gang_traffic;
 mod kind;
+mod measurement;
 mod rental;
 
 use std::net::Ipv4Addr;
@@ -71,6 +73,9 @@ use crate::meter::Meter;
 pub use access::{Owned, Records};
 pub use gang_traffic::Talk;
 pub use kind::{Gang, GangKeys, GangMoveRequest, Kind, Membership};
+pub use measurement::{
+    MEASURED_KINDS, MEASUREMENTS, MeasurementRecord, measured_kind_key, measurement_key,
+};
 pub use rental::{
     LEFT_SITES, LeftSite, RENTALS, RentalIntent, RentalRecord, left_site_key, rental_intent_key,
     rental_key,

@@ -32,8 +32,8 @@ use crate::planning::links;
 use crate::records::{JOB_INTENTS, job_intent_key};
 use crate::storage::{images, left_behind, moves, replicas};
 use crate::{
-    accounts, admissions, amounts, balance, cleaner, drain, hosts, jobs, ledger, migration,
-    networks, prices, rentals, scheduler, term,
+    accounts, admissions, amounts, balance, cleaner, drain, hosts, jobs, ledger, measuring,
+    migration, networks, prices, rentals, scheduler, term,
 };
 
 /// How long a controller that starts waits for hosts that could refuse it.
@@ -137,6 +137,7 @@ impl Supervisor {
         supervisor.keep_running("the drain of hosts", drain::run);
         supervisor.keep_running("the balance of loads", balance::run);
         supervisor.keep_running("the memory of VMs", amounts::run);
+        supervisor.keep_running("the measuring of hosts", measuring::run);
         supervisor.keep_running("the lists of providers", rentals::compare);
         supervisor.keep_running("the notices of providers", rentals::hear);
         supervisor.keep_running("the renting of hosts", rentals::rent_by_itself);

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use perigee_http::Client;
+use perigee_lab::wan::{LinkSettings, Rate};
 use perigee_lab::{Definition, Lab, LabId, Options, Steps};
 use perigee_model::enrol::{MadeToken, NewToken};
 use perigee_model::job::{Host, HostState};
+use perigee_model::measurement::{HostMeasurement, MeasurementState};
 use perigee_model::rental::states::RentalState;
 use perigee_model::rental::{Instance, InstanceState, NewInstance, ProviderOffers, Rental};
 use perigee_model::{HostId, Problem};
@@ -22,6 +24,9 @@ type Checked<T> = Result<T, Problem>;
 /// How long any one thing may take on a busy machine before the test gives up.
 const PATIENCE: Duration = Duration::from_secs(240);
 const CLUSTER: &str = "cluster-1";
+/// Of the WAN over which a host is measured.
+const WAN_BYTES_PER_S: u64 = 25_000_000;
+const WAN_RTT_US: u64 = 8000;
 const LEASE_S: u64 = 30;
 
 fn failed(why: impl std::fmt::Display) -> Problem {
@@ -180,6 +185,120 @@ async fn ends_itself(lab: &Lab) -> Checked<()> {
         .await
 }
 
+/// What is measured of a host, when that is over.
+async fn measured(client: &Client, host: &str) -> Checked<Option<HostMeasurement>> {
+    let now: HostMeasurement = client.get(&format!("/v1/hosts/{host}/measure")).await?;
+    Ok((now.state != MeasurementState::Measuring).then_some(now))
+}
+
+/// An own host is measured against its neighbour and against a host at the other end of a WAN.
+async fn measure(lab: Lab) -> Checked<()> {
+    let client = lab.client(Duration::from_secs(60))?;
+    let begun: HostMeasurement = until("all hosts to be up", async || {
+        let up: Vec<Host> = client.get("/v1/hosts").await?;
+        if up.iter().filter(|host| host.state == HostState::Up).count() < 3 {
+            return Ok(None);
+        }
+        client.post("/v1/hosts/home1/measure", &json!({"length_s": 1})).await.map(Some)
+    })
+    .await?;
+    let with: Vec<&str> = begun.networks.iter().map(|link| link.with.as_str()).collect();
+    if with != ["cloud1", "home2"] {
+        return Err(failed(format!("{begun:?}")));
+    }
+    let done =
+        until("the end of the measurement", async || measured(&client, "home1").await).await?;
+    is_plausible(&done)?;
+    let info = Command::new(env!("CARGO_BIN_EXE_perigee"))
+        .args(["host", "info", "home1"])
+        .env("PERIGEE_API", &lab.api)
+        .output()
+        .map_err(failed)?;
+    let text = String::from_utf8_lossy(&info.stdout);
+    if !text.contains("disk over iSCSI: reads (cloud1)") || !text.contains("own disk: writes") {
+        return Err(failed(format!("{info:?}")));
+    }
+    nothing_is_left(&lab).await
+}
+
+/// All figures are there. Nothing is asserted about speed, but that the link does not carry many times what it is set to.
+fn is_plausible(done: &HostMeasurement) -> Checked<()> {
+    let is_whole = done.state == MeasurementState::Done
+        && done.networks.iter().all(|link| link.problem.is_empty())
+        && done.disks.len() == 5;
+    if !is_whole {
+        return Err(failed(format!("{done:?}")));
+    }
+    let far = &done.networks[0];
+    let rates = [
+        far.to_bytes_per_s,
+        far.from_bytes_per_s,
+        far.to_streams_bytes_per_s,
+        far.from_streams_bytes_per_s,
+    ];
+    let bounded =
+        |rate: Option<u64>| rate.is_some_and(|rate| (1..3 * WAN_BYTES_PER_S).contains(&rate));
+    if !rates.into_iter().all(bounded)
+        || far.rtt_ms.is_none_or(|rtt| rtt * 2000.0 < WAN_RTT_US as f64)
+    {
+        return Err(failed(format!("{far:?}")));
+    }
+    for disk in &done.disks {
+        let Some(figures) = disk.figures else { return Err(failed(format!("{disk:?}"))) };
+        let all = [
+            figures.read_bytes_per_s,
+            figures.write_bytes_per_s,
+            figures.random_reads_per_s,
+            figures.random_writes_per_s,
+        ];
+        let is_far = disk.at.as_str() == "cloud1";
+        let bound = if is_far { 3.0 * WAN_BYTES_PER_S as f64 } else { f64::INFINITY };
+        let sequential = figures.read_bytes_per_s.max(figures.write_bytes_per_s);
+        if all.iter().any(|figure| *figure <= 0.0) || sequential > bound {
+            return Err(failed(format!("{disk:?}")));
+        }
+    }
+    Ok(())
+}
+
+/// No volume of a measurement is at any host, and no file.
+async fn nothing_is_left(lab: &Lab) -> Checked<()> {
+    until("no volume of the measurement to be left", async || {
+        for host in ["home1", "home2", "cloud1"] {
+            let dir = lab.dir().join("hosts").join(host);
+            let socket = dir.join("volume-control.sock");
+            let server = Client::new(&format!("unix:{}", socket.display()), PATIENCE)?;
+            let volumes: Vec<Value> = server.get("/v1/volumes").await?;
+            let attached: Vec<Value> = server.get("/v1/attachments").await?;
+            let files = std::fs::read_dir(dir.join("pool")).map_err(failed)?;
+            let mut files = files.flatten().map(|file| file.file_name());
+            if !volumes.is_empty()
+                || !attached.is_empty()
+                || files.any(|name| name.to_string_lossy().starts_with("measured"))
+            {
+                return Ok(None);
+            }
+        }
+        Ok(Some(()))
+    })
+    .await
+}
+
+/// The first host of a kind is measured without being asked to; that ends when somebody calls it off.
+async fn is_measured_by_itself(client: &Client, host: &HostId) -> Checked<()> {
+    let path = format!("/v1/hosts/{host}/measure");
+    let begun: HostMeasurement =
+        until("the host to be measured by itself", async || client.get(&path).await.map(Some))
+            .await?;
+    if begun.kind.is_none() || !begun.by.starts_with("Perigee") {
+        return Err(failed(format!("{begun:?}")));
+    }
+    // It may be over by now.
+    drop(client.delete_answered::<HostMeasurement>(&path).await);
+    let ended = until("its end", async || measured(client, host.as_str()).await).await?;
+    if ended.ended_ms.is_none() { Err(failed(format!("{ended:?}"))) } else { Ok(()) }
+}
+
 /// The lab's controller rents a host of the lab, has it join, and gives it back.
 async fn rent(lab: Lab) -> Checked<()> {
     let client = lab.client(Duration::from_secs(60))?;
@@ -216,6 +335,7 @@ async fn rent(lab: Lab) -> Checked<()> {
     if lease.length_s != 600 || joined.spent.is_none_or(|spent| spent > joined.reserved) {
         return Err(failed(format!("{lease:?} {joined:?}")));
     }
+    is_measured_by_itself(&client, &joined.host).await?;
     let _: Rental = client.post(&format!("{path}/end"), &json!({})).await?;
     let gone = until("the end of the rental", async || in_state(RentalState::Gone).await).await?;
     let left: Vec<Host> = client.get("/v1/hosts").await?;
@@ -233,13 +353,26 @@ fn a_rented_host_joins_is_drained_when_it_is_taken_back_and_ends_itself_without_
     in_lab(test);
 }
 
+#[test]
+fn a_host_is_measured_against_its_neighbour_and_over_a_wan_and_leaves_nothing() {
+    let rate = Rate(Some(8 * WAN_BYTES_PER_S));
+    let wan = LinkSettings { rate, ..LinkSettings::of_rtt_us(WAN_RTT_US) };
+    in_lab_of(Definition::new(LabId::random(), Definition::default_sites(), wan), measure);
+}
+
 fn in_lab<F: Future<Output = Checked<()>>>(test: impl FnOnce(Lab) -> F) {
     let one_site = perigee_lab::SiteDef {
         name: "home".parse().expect("a name"),
         hosts: vec![HostId::new("home1").expect("a name")],
     };
-    let settings = perigee_lab::wan::LinkSettings::of_rtt_us(0);
-    let mut definition = Definition::new(LabId::random(), vec![one_site], settings);
+    let settings = LinkSettings::of_rtt_us(0);
+    in_lab_of(Definition::new(LabId::random(), vec![one_site], settings), test);
+}
+
+fn in_lab_of<F: Future<Output = Checked<()>>>(
+    mut definition: Definition,
+    test: impl FnOnce(Lab) -> F,
+) {
     // KVM is not needed, and nothing is booted to find out whether it works.
     definition.probe_kernel = Some(PathBuf::from("/dev/null"));
     definition.rent.boot_s = 0;

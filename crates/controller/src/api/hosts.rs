@@ -6,6 +6,7 @@ use perigee_model::balance::SetPlace;
 use perigee_model::drain::{DrainHost, HostDrain};
 use perigee_model::enrol::SetSite;
 use perigee_model::job::{Host, HostRemoval, Link, Site};
+use perigee_model::measurement::{HostMeasurement, MeasureHost};
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, SiteId};
 use serde::Deserialize;
@@ -13,7 +14,7 @@ use serde::Deserialize;
 use super::caller::Caller;
 use super::{Name, Shared, json, to_its_end};
 use crate::planning::links;
-use crate::{drain, hosts};
+use crate::{drain, hosts, measuring};
 
 /// Registers a host. The host repeats this every few seconds as a heartbeat.
 #[utoipa::path(put, path = "/hosts/{host}", tag = "hosts", params(("host" = String, Path)),
@@ -56,7 +57,8 @@ pub async fn list(State(cluster): Shared) -> Reply<Vec<Host>> {
 #[utoipa::path(get, path = "/hosts/{host}", tag = "hosts", params(("host" = String, Path)),
     responses((status = 200, body = Host)))]
 pub async fn info(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<Host> {
-    json(hosts::info(&cluster, &host).await?)
+    let info = hosts::info(&cluster, &host).await?;
+    json(Host { measurement: measuring::known(&cluster, &host), ..info })
 }
 
 /// Has a host drained: nothing new comes to it, and what it has moves away while it runs. Or only says what would happen. The answer
@@ -77,6 +79,37 @@ pub async fn drain(
     params(("host" = String, Path)), responses((status = 200)))]
 pub async fn undrain(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<()> {
     json(to_its_end(async move { drain::undrain(&cluster, &host).await }).await?)
+}
+
+/// Has a host measured: its links, its pool's disk, and disks of other hosts. The answer comes at once.
+#[utoipa::path(post, path = "/hosts/{host}/measure", tag = "hosts", params(("host" = String, Path)),
+    request_body = MeasureHost, responses((status = 200, body = HostMeasurement)))]
+pub async fn measure(
+    State(cluster): Shared,
+    caller: Caller,
+    Name(host): Name<HostId>,
+    Json(ask): Json<MeasureHost>,
+) -> Reply<HostMeasurement> {
+    let begun = async move { measuring::start(&cluster, &host, ask, caller.who).await };
+    json(to_its_end(begun).await?)
+}
+
+/// The last measurement of a host, also while it is under way; of a host that was not measured, that of another one of its kind.
+#[utoipa::path(get, path = "/hosts/{host}/measure", tag = "hosts", params(("host" = String, Path)),
+    responses((status = 200, body = HostMeasurement)))]
+pub async fn measured(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<HostMeasurement> {
+    cluster.hosts.get(&host)?;
+    json(measuring::get(&cluster, &host)?)
+}
+
+/// Calls the measurement of a host off. What was measured is kept.
+#[utoipa::path(delete, path = "/hosts/{host}/measure", tag = "hosts",
+    params(("host" = String, Path)), responses((status = 200, body = HostMeasurement)))]
+pub async fn cancel_measurement(
+    State(cluster): Shared,
+    Name(host): Name<HostId>,
+) -> Reply<HostMeasurement> {
+    json(measuring::cancel(&cluster, &host)?)
 }
 
 /// The query of [`remove`].

@@ -72,6 +72,7 @@ fn cluster_routes() -> Routes {
         .routes(routes!(hosts::set_site))
         .routes(routes!(hosts::drain))
         .routes(routes!(hosts::undrain))
+        .routes(routes!(hosts::measured, hosts::measure, hosts::cancel_measurement))
         .routes(routes!(balance::balance))
         .routes(routes!(balance::set_balance))
         .routes(routes!(hosts::set_place))

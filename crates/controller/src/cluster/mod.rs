@@ -13,6 +13,7 @@ mod index;
 mod lanes;
 pub mod ledger;
 mod links;
+pub mod measurements;
 pub mod members;
 mod networks;
 pub mod paces;
@@ -62,6 +63,7 @@ pub use index::{Grant, Index, Lent, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};
 use ledger::Ledger;
 pub use links::{Ask, Links, Local};
+use measurements::Measurements;
 use networks::Networks;
 use paces::Paces;
 use price_list::Prices;
@@ -228,6 +230,8 @@ pub struct Cluster {
     pub balances: Balances,
     /// The memory of VMs that may have more or less of it.
     pub amounts: Amounts,
+    /// What was measured of hosts.
+    pub measurements: Measurements,
     /// Rented hosts.
     pub rentals: Rentals,
     /// The rule by which hosts are rented.
@@ -292,6 +296,7 @@ impl Cluster {
         let prices = Prices::load(settings.prices.clone(), &records).await?;
         let rentals = Rentals::load(&records, Arc::clone(&ledger)).await?;
         let renter = Renter::load(&records).await?;
+        let measurements = Measurements::load(&records).await?;
         Ok(Arc::new(Self {
             records,
             clock,
@@ -324,6 +329,7 @@ impl Cluster {
             drain_now: Notify::new(),
             balances,
             amounts: Amounts::default(),
+            measurements,
             rentals,
             renter,
             cancelled_imports: broadcast::Sender::new(16),

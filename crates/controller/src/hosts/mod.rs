@@ -229,6 +229,7 @@ fn view(id: &HostId, known: &HostEntry, used: &BTreeMap<HostId, u64>, deadline: 
         drain: known.shown_drain(),
         lease: report.and_then(|r| r.lease.clone()),
         notice: report.and_then(|r| r.notice.clone()),
+        measurement: None,
         last_seen_ms: known.heard.seen_ms,
     }
 }
@@ -318,6 +319,7 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
         cluster.records.remove(&format!("volumes/{volume}")).await?;
     }
     planning::links::forget(cluster, id).await?;
+    cluster.measurements.forget(&cluster.records, id).await?;
     planning::forget_host(cluster, id).await?;
     networks::forget_host(cluster, id).await?;
     cluster.records.remove(&format!("hosts/{id}")).await?;

@@ -144,7 +144,8 @@ async fn volumes(cluster: &Cluster) -> Result<Vec<Unknown>, Problem> {
     for (host, info) in infos {
         let name = &info.name;
         let is_given_up = given_up.get(&host).is_some_and(|all| all.contains(name));
-        let is_ended = cleanups.iter().any(|cleanup| cleanup.removes(&host, name));
+        let is_ended = cleanups.iter().any(|cleanup| cleanup.removes(&host, name))
+            || cluster.measurements.has(&host, name);
         let is_moving = cluster
             .index
             .volume_move(name)

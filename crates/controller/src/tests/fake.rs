@@ -6,6 +6,8 @@ mod admissions;
 mod homes;
 #[path = "fake/images.rs"]
 mod images;
+#[path = "fake/measure.rs"]
+pub mod measure;
 #[path = "fake/replicas.rs"]
 pub mod replicas;
 #[path = "fake/vms.rs"]
@@ -246,6 +248,7 @@ pub struct Inside {
     pub data_reads: u32,
     pub moves: homes::Moves,
     pub replicas: replicas::Replicas,
+    pub measured: measure::Measured,
     revision: u64,
     /// What was last told of each VM, and with which number.
     told: BTreeMap<VmId, (u64, String)>,
@@ -451,6 +454,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .merge(homes::routes())
         .merge(admissions::routes())
         .merge(replicas::routes())
+        .merge(measure::routes())
         .layer(from_fn_with_state(inside.clone(), unless_server_down))
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)

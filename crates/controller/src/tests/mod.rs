@@ -25,6 +25,7 @@ mod links;
 mod live;
 mod load;
 mod lost;
+mod measuring;
 mod migrations;
 mod money;
 mod networks;

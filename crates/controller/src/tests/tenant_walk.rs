@@ -176,6 +176,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "POST /v1/hosts/{host}/stops"
         | "POST /v1/hosts/{host}/drain"
         | "POST /v1/hosts/{host}/undrain"
+        | "POST /v1/hosts/{host}/measure"
         | "POST /v1/enrol"
         | "POST /v1/rentals"
         | "POST /v1/rentals/{rental}/end"

@@ -7,6 +7,7 @@ use crate::balance::PlacePolicy;
 use crate::drain::HostDrain;
 use crate::lease::{HostLease, HostNotice};
 use crate::load::{HostPressure, VcpuUse};
+use crate::measurement::HostMeasurement;
 use crate::vm::{Accelerator, HostAddresses, LinkProbe};
 use crate::volume::BlockProbe;
 use crate::waiting::Waiting;
@@ -67,6 +68,9 @@ pub struct Host {
     /// That its provider takes it back, as last reported; `None` if no such thing was heard there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<HostNotice>,
+    /// What was measured of it, or else of another host of its kind; `None` in lists, and if nothing was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measurement: Option<HostMeasurement>,
     /// When its agent answered last; Unix time of the controller.
     pub last_seen_ms: u64,
 }

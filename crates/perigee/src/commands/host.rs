@@ -10,11 +10,13 @@ use perigee_model::enrol::{HostRevoked, JoinToken, MadeToken, NewToken, SetSite}
 use perigee_model::job::{Host, HostRemoval, Link, Site};
 use perigee_model::lease::{HostLease, HostNotice};
 use perigee_model::load::{HostPressure, Pressure, VcpuUse};
+use perigee_model::measurement::MeasureHost;
+use perigee_model::units::parse_duration;
 use perigee_model::waiting::{Waiting, WaitsFor, in_words};
 use perigee_model::{HostId, Problem, SiteId};
 
 use crate::commands::network::IDENTITY_DIR;
-use crate::commands::{balancing, draining, join, unknown};
+use crate::commands::{balancing, draining, join, measuring, unknown};
 use crate::context::Context;
 use crate::kept_login;
 use crate::output::{self, Column};
@@ -83,6 +85,26 @@ pub enum HostVerb {
     Undrain {
         /// The host's name, as `perigee host list` shows it
         host: HostId,
+    },
+    /// Measure a host: its links, its pool's disk, and disks of other hosts over NBD and iSCSI. It prints the figures
+    Measure {
+        /// The host's name, as `perigee host list` shows it
+        host: HostId,
+        /// Other hosts to measure against [default: another one of its site, and one of each other site]
+        #[arg(long, value_name = "HOST,…", value_delimiter = ',')]
+        against: Vec<HostId>,
+        /// How long each figure is measured at most, 1 to 60 s
+        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10s")]
+        length: u64,
+        /// Also while VMs are there, which disturb it and are disturbed
+        #[arg(long)]
+        beside_vms: bool,
+        /// Only show what was measured last, or is measured now
+        #[arg(long, conflicts_with_all = ["against", "beside_vms", "cancel"])]
+        show: bool,
+        /// Call the measurement that is under way off. What was measured is kept
+        #[arg(long, conflicts_with_all = ["against", "beside_vms"])]
+        cancel: bool,
     },
     /// Remove a host that will not come back
     #[command(visible_alias = "rm")]
@@ -170,6 +192,7 @@ const DETAILS: &[Column<Host>] = &[
     ("taken back", |h| h.notice.as_ref().map_or_else(|| "-".to_owned(), HostNotice::in_words)),
     ("warnings", |h| h.warnings.join("\n")),
     ("still there", draining::left),
+    ("measured", measuring::known),
 ];
 
 const REMOVAL: &[Column<HostRemoval>] = &[
@@ -241,6 +264,14 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
         }
         HostVerb::Drain { host, wait, dry_run } => {
             draining::drain(&client()?, &host, (dry_run, wait), context.format).await
+        }
+        HostVerb::Measure { host, show: true, .. } => {
+            measuring::show(&client()?, &host, context.format).await
+        }
+        HostVerb::Measure { host, cancel: true, .. } => measuring::cancel(&client()?, &host).await,
+        HostVerb::Measure { host, against, length, beside_vms, .. } => {
+            let ask = MeasureHost { against, length_s: length, beside_vms };
+            measuring::measure(&client()?, &host, &ask, context.format).await
         }
         HostVerb::Undrain { host } => draining::undrain(&client()?, &host).await,
         HostVerb::Unknown => unknown::list(context, None).await,

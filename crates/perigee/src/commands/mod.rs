@@ -28,6 +28,7 @@ pub mod lab;
 pub mod lab_balance;
 mod leave_site;
 pub mod login;
+mod measuring;
 pub mod moving;
 pub mod moving_jobs;
 pub mod moving_volumes;
