@@ -4,6 +4,7 @@ mod amounts;
 mod balance;
 mod confined;
 mod drain;
+mod ec2;
 mod gangs;
 pub mod inputs;
 mod links;
