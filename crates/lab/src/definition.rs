@@ -214,6 +214,9 @@ impl Definition {
         if let Some(pair) = sites.windows(2).find(|p| p[0] == p[1]) {
             return refuse(format!("site {} is named twice", pair[0]));
         }
+        if let Some(zone) = self.rent.zones.iter().find(|zone| !sites.contains(zone)) {
+            return refuse(format!("hosts are for rent at site {zone}, which the lab has not"));
+        }
         self.check_cpus().or_else(refuse)
     }
 

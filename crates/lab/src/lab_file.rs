@@ -60,6 +60,7 @@ fn parse(text: &str, name: &str, id: LabId, settings: LinkSettings) -> Result<De
     }
     if let Some(rent) = rent {
         definition.rent = read_rent(&rent)?;
+        definition.check().map_err(|problem| rent.problem(problem.why))?;
     }
     if let Some(hosts) = hosts {
         read_hosts(&hosts, &mut definition)?;

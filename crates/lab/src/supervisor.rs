@@ -172,9 +172,6 @@ fn relay(file: &LabFile, dir: &LabDir) -> Option<Daemon> {
     })
 }
 
-/// Nobody is paid for the hosts that a lab rents out.
-const RENT_BUDGET: &str = "$1000";
-
 fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
     let definition = &file.definition;
     let ctl = dir.path().join("ctl");
@@ -192,7 +189,7 @@ fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
         "--providers",
         &dir.providers().to_string_lossy(),
         "--rent-budget",
-        RENT_BUDGET,
+        &definition.rent.budget.exact(),
     ]);
     if definition.insecure {
         args.push("--insecure".to_owned());

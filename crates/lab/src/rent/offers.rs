@@ -5,6 +5,8 @@
 //!   boot: 5s                    # from the request to the user-data [default: 1s]
 //!   quota: 4                    # so many instances at once [default: 40]
 //!   no-capacity: [lab.large]    # kinds of which none is free
+//!   zones: [cloud]              # sites at which there are hosts for rent [default: all]
+//!   budget: $5                  # what the controller may spend on rented hosts in 30 days [default: $1000]
 //!   kinds:
 //!     lab.small: {cpus: 1, memory: 1GiB, price: $0.05, spot-price: $0.02}    # for an hour
 //!     lab.large: {cpus: 2, memory: 4GiB, price: $0.20, kvm: false}
@@ -12,11 +14,11 @@
 
 use std::num::NonZeroU64;
 
-use perigee_model::Problem;
 use perigee_model::money::{Money, Price};
 use perigee_model::rental::Offer;
 use perigee_model::units::{parse_bytes, parse_duration};
 use perigee_model::yaml::Field;
+use perigee_model::{Problem, SiteId};
 use serde::{Deserialize, Serialize};
 
 use crate::definition::Definition;
@@ -30,6 +32,8 @@ const MINIMUM_S: u32 = 60;
 const EGRESS_PER_GIB_MICROS: u64 = 90_000;
 const DISK_PER_GIB_MONTH_MICROS: u64 = 80_000;
 const GIB: u64 = 1 << 30;
+/// Nobody is paid for the hosts that a lab rents out.
+const BUDGET: Money = Money::from_micros(1_000_000_000);
 
 /// What can be rented in a lab.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +46,10 @@ pub struct Rent {
     pub no_capacity: Vec<String>,
     /// The kinds of machines.
     pub kinds: Vec<Kind>,
+    /// The sites at which there are hosts for rent; empty: all.
+    pub zones: Vec<SiteId>,
+    /// What the lab's controller may spend on rented hosts.
+    pub budget: Money,
 }
 
 /// A kind of machine.
@@ -76,7 +84,14 @@ impl Default for Rent {
             kind("lab.small", 1, GIB, 5, 2),
             kind("lab.large", cpus_here().min(2), 4 * GIB, 20, 6),
         ];
-        Self { boot_s: 1, quota: INSTANCES_MAX, no_capacity: Vec::new(), kinds }
+        Self {
+            boot_s: 1,
+            quota: INSTANCES_MAX,
+            no_capacity: Vec::new(),
+            kinds,
+            zones: Vec::new(),
+            budget: BUDGET,
+        }
     }
 }
 
@@ -94,10 +109,15 @@ impl Rent {
         self.kinds.iter().find(|kind| kind.name == name)
     }
 
+    /// Whether there are hosts for rent at the site.
+    pub fn has_zone(&self, site: &SiteId) -> bool {
+        self.zones.is_empty() || self.zones.contains(site)
+    }
+
     /// Every kind at every site, with the prices as of now.
     pub fn offers(&self, definition: &Definition, now_unix_s: u64) -> Vec<Offer> {
         let mut offers = Vec::new();
-        for site in &definition.sites {
+        for site in definition.sites.iter().filter(|site| self.has_zone(&site.name)) {
             for kind in &self.kinds {
                 let prices = [(false, Some(kind.price)), (true, kind.spot_price)];
                 for (spot, price) in prices {
@@ -134,8 +154,8 @@ fn price_of(per_hour: Money, as_of_unix_s: u64) -> Price {
 /// # Errors
 /// `Invalid`, with the line and the field that is wrong.
 pub fn read_rent(field: &Field<'_>) -> Result<Rent, Problem> {
-    let [boot, quota, no_capacity, kinds] =
-        field.fields(["boot", "quota", "no-capacity", "kinds"])?;
+    let [boot, quota, no_capacity, kinds, zones, budget] =
+        field.fields(["boot", "quota", "no-capacity", "kinds", "zones", "budget"])?;
     let mut rent = Rent::default();
     if let Some(boot) = boot {
         rent.boot_s = boot.parse(parse_duration)?;
@@ -146,6 +166,13 @@ pub fn read_rent(field: &Field<'_>) -> Result<Rent, Problem> {
     if let Some(kinds) = kinds {
         let read = |(name, kind): (&str, Field<'_>)| read_kind(name, &kind);
         rent.kinds = kinds.entries()?.into_iter().map(read).collect::<Result<_, _>>()?;
+    }
+    if let Some(zones) = zones {
+        let read = |zone: &Field<'_>| zone.parse(SiteId::new);
+        rent.zones = zones.list()?.iter().map(read).collect::<Result<_, _>>()?;
+    }
+    if let Some(budget) = budget {
+        rent.budget = budget.parse(str::parse::<Money>)?;
     }
     for name in no_capacity.map(|names| names.list()).transpose()?.unwrap_or_default() {
         let kind = name.text()?;
@@ -205,7 +232,7 @@ mod tests {
             Rent { boot_s: 5, ..Rent::default() }
         );
         let rent = read(
-            "rent:\n  quota: 3\n  no-capacity: [big]\n  kinds:\n    \
+            "rent:\n  quota: 3\n  budget: $5\n  no-capacity: [big]\n  kinds:\n    \
              big: {cpus: 1, memory: 2GiB, price: $0.40, spot-price: 0.1, kvm: true}\n    \
              small: {cpus: 1, memory: 1GiB, price: $0.004}\n",
         )
@@ -220,6 +247,9 @@ mod tests {
         let per_hour = |offer: &Offer| offer.price.per_hour_micros.map(NonZeroU64::get);
         assert_eq!((per_hour(&offers[1]), per_hour(&offers[2])), (Some(100_000), Some(4_000)));
         assert_eq!((offers[1].kvm, offers[1].price.as_of_unix_s), (Some(true), 7));
+        assert_eq!(rent.budget, Money::from_micros(5_000_000));
+        let only = read("rent: {zones: [cloud]}\n").expect("rent");
+        assert!(only.offers(&lab, 7).iter().all(|offer| offer.zone == "cloud"));
     }
 
     #[test]
@@ -232,6 +262,8 @@ mod tests {
             ("rent: {kinds: {a: {cpus: 0, memory: 1GiB, price: 1}}}\n", "cpus"),
             ("rent: {kinds: {a: {cpus: 1, memory: 1GiB, price: cheap}}}\n", "cheap"),
             ("rent: {price: 1}\n", "price"),
+            ("rent: {zones: [a b]}\n", "zones"),
+            ("rent: {budget: much}\n", "much"),
         ] {
             let problem = read(text).expect_err(text).to_string();
             assert!(problem.contains(word), "{text:?} gives {problem:?} without {word:?}");

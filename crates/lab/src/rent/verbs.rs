@@ -159,8 +159,8 @@ fn check(lab: &Lab, records: &Records, new: &NewInstance, all: &[Record]) -> Res
     let Some(kind) = rent.kind(&new.kind) else {
         return Err(Failure::refused(format!("the lab has no kind {:?}", new.kind)));
     };
-    if zone(&lab.definition, &new.zone).is_none() {
-        return Err(Failure::refused(format!("the lab has no site {:?}", new.zone)));
+    if !zone(&lab.definition, &new.zone).is_some_and(|site| rent.has_zone(&site)) {
+        return Err(Failure::refused(format!("the lab rents out no hosts in {:?}", new.zone)));
     }
     if new.spot && kind.spot_price.is_none() {
         return Err(Failure::refused(format!("the lab has no {} that it takes back", new.kind)));
