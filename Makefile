@@ -3,7 +3,7 @@
 PERIGEE_SCALE ?= 0.05
 ROUNDS ?= 5
 
-.PHONY: setup build image demo test alpine btrfs slurm faults soak fuzz lint bench experiments clean
+.PHONY: setup build image demo demo-burst test alpine btrfs slurm faults soak fuzz lint bench experiments clean
 
 ## Install the Debian packages that are missing
 setup:
@@ -21,6 +21,10 @@ image: setup
 ## A running VM goes to its data: the whole system on this machine
 demo: setup
 	@experiments/demo/run --scale-factor $(PERIGEE_SCALE) --out out/demo
+
+## A queue that is long for two small hosts, and the rule that rents hosts for it
+demo-burst: setup
+	@experiments/demo-burst/run --out out/demo-burst
 
 ## All tests: unit, property, and the whole system with QEMU
 test: setup

@@ -22,6 +22,7 @@
 //! | what does `perigee lab run soak` do | `soak/` |
 //! | what does `perigee lab run faults` do | `faults/` |
 //! | what does `perigee lab run balance` do | `balance/` |
+//! | what does `make demo-burst` do | `burst/` |
 //! | what does `perigee lab simulate` do | `simulate/` |
 //! | how can hosts be rented in a lab | `rent/` |
 //! | how is the report drawn | `report/` |
@@ -38,6 +39,7 @@
 
 pub mod balance;
 pub mod bare;
+pub mod burst;
 pub mod capture;
 pub mod cluster;
 mod command;

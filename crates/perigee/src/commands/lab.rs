@@ -9,6 +9,7 @@ use perigee_lab::{Definition, LabId, LabSummary, Options, Steps, lab_file};
 use perigee_model::Problem;
 
 use crate::arguments::BaseOption;
+use crate::commands::burst::{self, BurstOptions};
 use crate::commands::faults::{self, FaultsOptions};
 use crate::commands::lab_balance::{self, LabBalanceOptions};
 use crate::commands::rented::{self, InstanceOptions, ProviderOptions};
@@ -110,6 +111,8 @@ pub enum Experiment {
     Faults(FaultsOptions),
     /// Let busy VMs at one host balance to an idle one, while the controller is killed. No VM may move twice, and no guest may notice
     Balance(LabBalanceOptions),
+    /// Let the rule rent hosts for a queue that is long for two small hosts, and give them back, as `make demo-burst` does
+    Burst(BurstOptions),
 }
 
 /// What a lab is like: sites, hosts and links from a file or by default.
@@ -224,6 +227,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         }
         Verb::Run { experiment: Some(Experiment::Balance(options)), .. } => {
             return lab_balance::run(options, context, &steps).await;
+        }
+        Verb::Run { experiment: Some(Experiment::Burst(options)), .. } => {
+            burst::run(options, context, &steps).await?;
         }
         Verb::Run { experiment: None, shape, command } => {
             let (definition, options) = shape.lab()?;

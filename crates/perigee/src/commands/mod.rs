@@ -4,6 +4,7 @@ pub mod agent;
 mod asking;
 pub mod balancing;
 pub mod boot;
+mod burst;
 pub mod check;
 pub mod client;
 pub mod cluster_network;
