@@ -453,7 +453,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 72] = [
+    const ALL: [&Limit; 76] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,

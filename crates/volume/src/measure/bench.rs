@@ -232,7 +232,7 @@ fn longest(best: Option<Ran>, ran: Ran) -> Option<Ran> {
 /// The distance between two requests that follow each other, in requests: some three fifths of all, so that they are far apart, and
 /// coprime with all, so that each place comes once.
 fn stride(all: u64) -> u64 {
-    let near = all * 618 / 1000 | 1;
+    let near = (all * 618 / 1000) | 1;
     (near..).step_by(2).find(|stride| coprime(*stride, all)).unwrap_or(1)
 }
 
