@@ -2,6 +2,7 @@
 
 mod amounts;
 mod balance;
+mod by_itself;
 mod confined;
 mod drain;
 mod ec2;

@@ -1,0 +1,100 @@
+//! The cluster rents a host by itself for jobs that wait, runs one there, and gives the host back.
+
+use std::time::Duration;
+
+use perigee_lab::{Definition, LabId, SiteDef};
+use perigee_model::HostId;
+use perigee_model::job::{Job, JobState};
+use perigee_model::money::Money;
+use perigee_model::rental::Rental;
+use perigee_model::rental::states::RentalState;
+use perigee_model::renting::{RENTED_BY_RULE, Renting};
+
+use super::{Checked, System, ensure, host, until_within, with_system_of};
+
+/// As many as the own host, which has room for one of them at a time, needs some minutes for.
+const JOBS: usize = 30;
+
+/// A machine that boots and a job's guest that boots, without KVM and beside other tests.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// One own host with one CPU, and machines like that for $20 an hour: so long as a start takes, twice that it stays idle.
+fn definition() -> Definition {
+    let one_site = SiteDef { name: "home".parse().expect("a name"), hosts: vec![host("home1")] };
+    let settings = perigee_lab::wan::LinkSettings::of_rtt_us(0);
+    let mut definition = Definition::new(LabId::random(), vec![one_site], settings);
+    definition.cpus = [(host("home1"), vec![0])].into();
+    definition.rent.boot_s = 1;
+    definition.rent.kinds.truncate(1);
+    for kind in &mut definition.rent.kinds {
+        (kind.price, kind.spot_price) = (Money::from_micros(20_000_000), None);
+        kind.memory_bytes = 4 << 30;
+    }
+    definition
+}
+
+impl System {
+    async fn rental_in(&self, state: RentalState) -> Checked<Rental> {
+        until_within(PATIENCE, &format!("a rental that is {state}"), async || {
+            let all: Vec<Rental> = self.get("/v1/rentals").await?;
+            let rental = all.iter().find(|rental| rental.state == state).cloned();
+            if rental.is_none() {
+                let shown: Renting = self.get("/v1/renting").await?;
+                let why = format!("{all:?} {} {:?}", shown.nothing_because, shown.not_known);
+                return Err(perigee_model::Problem::internal("test", why));
+            }
+            Ok(rental)
+        })
+        .await
+    }
+
+    async fn ends_at(&self, rented: &HostId) -> Checked<Job> {
+        until_within(PATIENCE, "a job's end at the rented host", async || {
+            let jobs: Vec<Job> = self.get("/v1/jobs").await?;
+            let is_done =
+                |job: &Job| job.state == JobState::Succeeded && job.host.as_ref() == Some(rented);
+            let failed = jobs.iter().find(|job| job.state == JobState::Failed);
+            ensure!(failed.is_none(), "{failed:?}");
+            Ok(jobs.into_iter().find(is_done))
+        })
+        .await
+    }
+}
+
+#[test]
+fn jobs_that_wait_have_a_host_rented_run_there_and_the_host_is_given_back() {
+    with_system_of(definition(), async |system| {
+        let set = system.perigee(&["rent", "mode", "on", "--most", "1"]);
+        ensure!(set.status.success(), "{set:?}");
+        for _ in 0..JOBS {
+            system
+                .submit(
+                    "name: wait\nimage: debian\nmemory: 256MiB\ncpus: 3\ntimeout: 10m\n\
+                     waiting-costs: $20/h\nplacement: {move: never}\ncommand: sleep 1",
+                )
+                .await?;
+        }
+        let starting = system.rental_in(RentalState::Starting).await?;
+        ensure!(starting.by == RENTED_BY_RULE, "{starting:?}");
+        ensure!(starting.rented_for.is_some(), "{starting:?}");
+        let explained = system.perigee(&["rent", "explain", starting.id.as_str()]);
+        let said = String::from_utf8_lossy(&explained.stdout).into_owned();
+        ensure!(said.contains("of the queue go there"), "{said}");
+        let joined = system.rental_in(RentalState::Joined).await?;
+        let job = system.ends_at(&joined.host).await?;
+        eprintln!("job {} ran at {}", job.id, joined.host);
+        let jobs: Vec<Job> = system.get("/v1/jobs").await?;
+        for job in jobs.iter().filter(|job| !job.state.is_final()) {
+            let path = format!("/v1/jobs/{}/cancel", job.id);
+            // It may end just before.
+            system.post::<serde_json::Value>(&path, &serde_json::json!({})).await.ok();
+        }
+        let gone = system.rental_in(RentalState::Gone).await?;
+        let why = gone.ends_because.clone().unwrap_or_default();
+        ensure!(why.starts_with(RENTED_BY_RULE) && why.contains("idle for"), "{gone:?}");
+        ensure!(gone.first_job_ms.is_some() && gone.spent > Some(Money::ZERO), "{gone:?}");
+        let all: Vec<Rental> = system.get("/v1/rentals").await?;
+        ensure!(all.len() == 1, "one need has one host: {all:?}");
+        Ok(())
+    });
+}
