@@ -1,6 +1,8 @@
 //! A host that a lab rents out joins the lab's cluster, hears that it is taken back, and ends itself when the controller is gone. Real
 //! daemons, no guests.
 
+mod patience;
+
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -8,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use patience::{Checked, PATIENCE, until};
 use perigee_http::Client;
 use perigee_lab::wan::{LinkSettings, Rate};
 use perigee_lab::{Definition, Lab, LabId, Options, Steps};
@@ -19,10 +22,6 @@ use perigee_model::rental::{Instance, InstanceState, NewInstance, ProviderOffers
 use perigee_model::{HostId, Problem};
 use serde_json::{Value, json};
 
-type Checked<T> = Result<T, Problem>;
-
-/// How long any one thing may take on a busy machine before the test gives up.
-const PATIENCE: Duration = Duration::from_secs(240);
 const CLUSTER: &str = "cluster-1";
 /// Of the WAN over which a host is measured.
 const WAN_BYTES_PER_S: u64 = 25_000_000;
@@ -31,21 +30,6 @@ const LEASE_S: u64 = 30;
 
 fn failed(why: impl std::fmt::Display) -> Problem {
     Problem::internal("test", why)
-}
-
-/// Asks until the answer is there.
-async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Checked<Option<T>>) -> Checked<T> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut last = String::new();
-    while Instant::now() < deadline {
-        match ask().await {
-            Ok(Some(answer)) => return Ok(answer),
-            Ok(None) => last.clear(),
-            Err(problem) => last = problem.to_string(),
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    Err(failed(format!("waited {PATIENCE:?} for {what}; {last}")))
 }
 
 /// As a cloud's image would start the daemons, with what `perigee host token` has printed.

@@ -2,6 +2,7 @@
 //!
 //! Each test has a lab of its own and takes it down. They run one after the other (`make test`).
 
+mod patience;
 mod system;
 mod walk;
 

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use crate::faults::{Fault, Faults};
 use crate::moto::{IMAGE, Moto};
+use crate::new_instance;
 
 const SECRET: &str = "a-secret-that-nobody-sees";
 
@@ -38,16 +39,11 @@ async fn cloud() -> Cloud {
 
 fn new(rental: &str) -> NewInstance {
     NewInstance {
-        rental: rental.to_owned(),
-        cluster: "c1".to_owned(),
         kind: "m5.large".to_owned(),
         zone: "eu-central-1a".to_owned(),
-        spot: false,
-        max_per_hour_micros: None,
-        kvm: false,
         image: IMAGE.to_owned(),
         disk_bytes: 30 << 30,
-        user_data: "#!/bin/sh\necho join-token\n".to_owned(),
+        ..new_instance(rental)
     }
 }
 

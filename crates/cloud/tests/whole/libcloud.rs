@@ -5,6 +5,7 @@ use perigee_model::rental::{InstanceState, NewInstance};
 
 use crate::faults::{Fault, Faults};
 use crate::moto::{IMAGE, Moto, programs};
+use crate::new_instance;
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/providers/libcloud");
 
@@ -47,16 +48,11 @@ async fn the_example_rents_a_host_and_gives_it_back() {
     assert!(listed.price.source.contains("libcloud"), "{listed:?}");
     assert!(listed.price.as_of_unix_s < offer.price.as_of_unix_s, "of libcloud's own date");
     let new = NewInstance {
-        rental: "r1".to_owned(),
-        cluster: "c1".to_owned(),
         kind: offer.kind.clone(),
         zone: offer.zone.clone(),
-        spot: false,
-        max_per_hour_micros: None,
-        kvm: false,
         image: IMAGE.to_owned(),
         disk_bytes: 20 << 30,
-        user_data: "#!/bin/sh\n".to_owned(),
+        ..new_instance("r1")
     };
     let made = other.create(&new).await.expect("an instance");
     assert_eq!(made.rental.as_deref(), Some("r1"));

@@ -10,6 +10,7 @@ use perigee_model::rental::{InstanceState, NewInstance};
 use tempfile::TempDir;
 
 use crate::moto::PATIENCE;
+use crate::new_instance;
 
 struct Script {
     dir: TempDir,
@@ -60,18 +61,8 @@ fn has_ended(pid: &str) -> bool {
 }
 
 fn new() -> NewInstance {
-    NewInstance {
-        rental: "r1".to_owned(),
-        cluster: "c1".to_owned(),
-        kind: "k".to_owned(),
-        zone: "z".to_owned(),
-        spot: false,
-        max_per_hour_micros: None,
-        kvm: true,
-        image: "image".to_owned(),
-        disk_bytes: 1 << 30,
-        user_data: "#cloud-config\njoin: top-secret\n".to_owned(),
-    }
+    let user_data = "#cloud-config\njoin: top-secret\n".to_owned();
+    NewInstance { kvm: true, user_data, ..new_instance("r1") }
 }
 
 const INSTANCE: &str = r#"{"id": "i1", "rental": "RENTAL", "state": "pending", "kind": "k", "zone": "z", "spot": false, "address": null, "started_unix_s": null}"#;

@@ -32,7 +32,7 @@ use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, JobId, Problem, VolumeName, job_file};
 use serde::de::DeserializeOwned;
 
-pub type Checked<T> = Result<T, Problem>;
+pub use crate::patience::{Checked, until, until_within};
 
 /// Fails the test with a sentence; an error and not a panic, so that the lab is taken down.
 macro_rules! ensure {
@@ -43,9 +43,6 @@ macro_rules! ensure {
     };
 }
 pub(crate) use ensure;
-
-/// How long any one thing may take on a busy machine before the test gives up.
-const PATIENCE: Duration = Duration::from_secs(240);
 
 pub struct System {
     pub lab: Lab,
@@ -108,31 +105,6 @@ where
 
 pub fn host(name: &str) -> HostId {
     name.parse().expect("a host's name")
-}
-
-/// Asks until the answer is there.
-pub async fn until<T>(what: &str, ask: impl AsyncFnMut() -> Checked<Option<T>>) -> Checked<T> {
-    until_within(PATIENCE, what, ask).await
-}
-
-/// The same, for what takes longer than most.
-pub async fn until_within<T>(
-    patience: Duration,
-    what: &str,
-    mut ask: impl AsyncFnMut() -> Checked<Option<T>>,
-) -> Checked<T> {
-    let deadline = Instant::now() + patience;
-    let mut last = String::new();
-    while Instant::now() < deadline {
-        match ask().await {
-            Ok(Some(answer)) => return Ok(answer),
-            Ok(None) => last.clear(),
-            // A daemon that was killed does not answer for a while.
-            Err(problem) => last = problem.to_string(),
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    Err(Problem::internal("test", format!("waited {patience:?} for {what}; {last}")))
 }
 
 impl System {
