@@ -360,7 +360,7 @@ mod tests {
         let schema = &super::document()["components"]["schemas"]["EndRental"];
         assert_eq!(schema["additionalProperties"], false, "{schema}");
         let read = |text: &str| serde_json::from_str::<EndRental>(text).map(|ask| ask.now);
-        assert_eq!(read(r#"{"now": true}"#).expect("it is allowed"), true);
+        assert!(read(r#"{"now": true}"#).expect("it is allowed"));
         assert!(read(r#"{"now": true, "soon": 1}"#).is_err());
     }
 
