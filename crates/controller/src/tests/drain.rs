@@ -120,29 +120,6 @@ async fn a_host_that_its_provider_takes_back_is_drained_at_once() {
     assert_eq!(shown(&lab, &lab.home).await, None);
 }
 
-/// The VM was on its way for another reason. It goes there once, and nothing begins anew.
-#[tokio::test]
-async fn a_notice_while_a_vm_leaves_already_lets_its_move_go_on() {
-    let lab = lab().await;
-    let (id, vm) = running_as(&lab, movable()).await;
-    let moved = vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await;
-    moved.expect("it is to move");
-    source_is_asked(&lab.home, &vm).await;
-    let action = "terminate".to_owned();
-    lab.home.inside().notice = Some(HostNotice { action, ends_unix_s: 2_000_000_000 });
-    wait_for("the drain", async || shown(&lab, &lab.home).await.map(drop)).await;
-    let moving = left(&lab, &lab.home, "the VM to move", |left| {
-        left.first().is_some_and(|first| first.fate == DrainFate::Moving)
-    })
-    .await;
-    assert_eq!(step(&moving, vm.as_str()).to, std::slice::from_ref(&lab.cloud.id));
-    switch(&lab, &vm);
-    let job = lab.wait_for_job(&id, "at cloud1", at_cloud(&lab)).await;
-    left(&lab, &lab.home, "nothing to be left", <[DrainStep]>::is_empty).await;
-    assert_eq!(job.migrations.len(), 1, "{:?}", job.migrations);
-    assert_eq!(job.migrations[0].state, MigrationState::Completed);
-}
-
 #[tokio::test]
 async fn a_drained_host_is_left_by_its_vm_and_then_by_its_volumes_and_can_be_removed() {
     let lab = lab().await;

@@ -31,17 +31,15 @@ use std::time::Duration;
 use perigee_cloud::CloudErrorKind;
 use perigee_http::authority::NewKey;
 use perigee_model::enrol::{Enrol, JoinToken};
-use perigee_model::job::{HostState, JobState};
+use perigee_model::job::HostState;
 use perigee_model::lease::HostNotice;
 use perigee_model::limits::RENTALS;
 use perigee_model::money::Money;
-use perigee_model::persistent_vm::VmState;
 use perigee_model::rental::states::{RentalState, Seen};
 use perigee_model::rental::{EndRental, InstanceState, Notice, RentHost, Rental, RentalStep};
 use perigee_model::{HostId, ProblemKind, RentalId};
 
 use super::fake::FakeHost;
-use super::migrations::switch_between;
 use super::persistent_vms::new_vm;
 use super::{PATIENCE, TIMING, wait_for};
 use crate::clock::now_ms;

@@ -77,14 +77,17 @@ impl Beside {
                     vec![Notice { instance, ends_unix_s: 2_000_000_000 }];
             }
             // Its first money is for an hour and a quarter.
-            Story::Stays if more_ms(rental) <= 4_500_000 => {
-                if rented.cluster.clock.age_ms(rental.steps[0].at_ms) < 3_901_000 {
-                    rented.cluster.clock.pretend_passed(Duration::from_secs(3901));
-                }
-            }
+            Story::Stays if more_ms(rental) <= 4_500_000 => use_up(rented, rental),
             Story::Stays | Story::Ended if Self::is_free(&self.ends) => self.end(rented),
             _ => {}
         }
+    }
+}
+
+/// Time passes once until more money is reserved.
+fn use_up(rented: &Rented, rental: &Rental) {
+    if rented.cluster.clock.age_ms(rental.steps[0].at_ms) < 3_901_000 {
+        rented.cluster.clock.pretend_passed(Duration::from_secs(3901));
     }
 }
 
