@@ -117,7 +117,7 @@ impl Ask {
             let why = format!(
                 "the price of {kind}, or of its disk, is not known, and is not taken for nothing"
             );
-            Problem::invalid(&what, why).next("name the price in the file of prices")
+            Problem::invalid(&what, why).next("have the provider or its program say a price that is not older than max-age in the file of providers")
         })?;
         let budget = cluster.settings.renting.budget.ok_or_else(|| {
             Problem::conflict(&what, "the cluster has no budget for rented hosts")

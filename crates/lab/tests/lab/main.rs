@@ -196,6 +196,7 @@ fn up_host(name: &str) -> Host {
         drain: None,
         lease: None,
         notice: None,
+        measurement: None,
         last_seen_ms: 0,
     }
 }

@@ -9,7 +9,7 @@ use perigee_planner::rent::OFFERS_MOST;
 
 use crate::cluster::Cluster;
 use crate::planning::renting::{self, Kind};
-use crate::rentals::within;
+use crate::rentals::offers_of;
 
 /// What one provider has said last.
 struct Said {
@@ -32,7 +32,7 @@ impl Market {
         };
         let asked = cluster.settings.renting.providers.iter().filter(|one| is_old(one.name()));
         let answers = asked.map(async |provider| {
-            let answer = within(timing.rentals.answer, provider.offers()).await;
+            let answer = offers_of(cluster, provider).await;
             let (offers, problem) = match answer {
                 Ok(offers) => (Some(offers), String::new()),
                 Err(error) => (None, format!("{}: {}", error.kind, error.message)),
