@@ -23,7 +23,8 @@ use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 
 use super::tenant_network::failed;
-use super::{Checked, PATIENCE, System, ensure, until, with_system, writer_job};
+use super::{Checked, System, ensure, until, with_system, writer_job};
+use crate::patience::PATIENCE;
 use faults::{Fault, Faults};
 
 const MIB: u64 = 1 << 20;
