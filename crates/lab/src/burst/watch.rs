@@ -9,7 +9,7 @@ use perigee_model::job::{Job, JobState};
 use perigee_model::plan::Decision;
 use perigee_model::rental::Rental;
 use perigee_model::rental::states::RentalState;
-use perigee_model::renting::Renting;
+use perigee_model::renting::{RentMode, Renting};
 use perigee_model::{HostId, JobId, Problem, RentalId};
 
 use super::outcome::{Event, JobRow, RentalRow, minutes};
@@ -44,7 +44,7 @@ pub struct Watch<'a> {
     from_ms: u64,
     jobs: Vec<Followed>,
     rentals: BTreeMap<RentalId, Rental>,
-    /// Why no host was rented, when that was said last.
+    /// Why no host was rented, when that was said last, without its figures.
     nothing_because: String,
     events: Vec<Event>,
 }
@@ -158,9 +158,12 @@ impl<'a> Watch<'a> {
 
     fn note_renting(&mut self, renting: &Renting) {
         let because = &renting.nothing_because;
+        let is_on = renting.settings.mode == RentMode::On;
         let queued = self.jobs.iter().any(|one| one.job.state == JobState::Queued);
-        if queued && !because.is_empty() && *because != self.nothing_because {
-            self.nothing_because.clone_from(because);
+        // The same sentence with other figures is no news.
+        let sentence: String = because.chars().filter(|c| !c.is_ascii_digit()).collect();
+        if is_on && queued && !because.is_empty() && sentence != self.nothing_because {
+            self.nothing_because = sentence;
             self.say(format!("The rule rents no more hosts now: {because}"));
         }
     }
