@@ -2,21 +2,22 @@
 
 use std::collections::BTreeMap;
 
+use perigee_model::job::Job;
 use perigee_model::money::Money;
-use perigee_model::{HostId, Problem, job::Job};
+use perigee_model::plan::Estimate;
+use perigee_model::{HostId, Problem};
 use perigee_planner::rent::{self, Host, Run, Snapshot, Worth};
 
 use super::outcome::{Alone, waiting};
 use super::stage::JOB_CPUS;
 
-/// By what was predicted of each job when it was submitted. Each host runs one job at a time.
+/// By the plan of each job before it was submitted. Each host runs one job at a time.
 ///
 /// # Errors
-/// `Internal` if the time of a job was not predicted.
-pub fn alone(queue: &[Job], own: &[HostId], per_hour: Money) -> Result<Alone, Problem> {
-    let jobs = queue.iter().map(|job| waits(job, per_hour)).collect::<Result<_, _>>()?;
+/// `Internal` if a job would not run at any of the hosts.
+pub fn alone(queue: &[(Job, Estimate)], own: &[HostId], per_hour: Money) -> Result<Alone, Problem> {
     let snapshot = Snapshot {
-        jobs,
+        jobs: queue.iter().map(|(job, predicted)| waits(job, *predicted, per_hour)).collect(),
         arrived: Vec::new(),
         hosts: own.iter().map(host).collect(),
         offers: Vec::new(),
@@ -37,12 +38,8 @@ pub fn alone(queue: &[Job], own: &[HostId], per_hour: Money) -> Result<Alone, Pr
     })
 }
 
-fn waits(job: &Job, per_hour: Money) -> Result<rent::Job, Problem> {
-    let predicted = job.predicted.ok_or_else(|| {
-        let what = format!("can't predict the end of job {}", job.id);
-        Problem::internal(what, "the planner does not say how long the job takes")
-    })?;
-    Ok(rent::Job {
+fn waits(job: &Job, predicted: Estimate, per_hour: Money) -> rent::Job {
+    rent::Job {
         job: job.id.clone(),
         cpus: JOB_CPUS,
         memory_bytes: job.spec.memory_bytes,
@@ -56,7 +53,7 @@ fn waits(job: &Job, per_hour: Money) -> Result<rent::Job, Problem> {
         may_leave: false,
         without_kvm: true,
         worth: Worth { waiting_per_hour: Some(per_hour), ..Worth::default() },
-    })
+    }
 }
 
 fn host(host: &HostId) -> Host {

@@ -16,11 +16,13 @@ mod print;
 mod stage;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use perigee_http::Client;
 use perigee_model::job::Job;
+use perigee_model::plan::Estimate;
 use perigee_model::renting::{RentMode, Renting, SetRenting};
 use perigee_model::{HostId, Problem};
 
@@ -95,11 +97,12 @@ impl Story<'_> {
             watch.follow(job, task, true);
         }
         watch.until_all_ended().await?;
+        let predicted = self.predict(&cluster).await?;
         watch.count_from_now();
         let mut queue = Vec::new();
         for task in stage::queue(self.options.jobs) {
             let job = self.submit(&cluster, task).await?;
-            queue.push(job.clone());
+            queue.extend(predicted.get(&task).map(|estimate| (job.clone(), *estimate)));
             watch.follow(job, task, false);
         }
         let alone = alone::alone(&queue, &own_hosts, WAITING_PER_HOUR)?;
@@ -146,6 +149,20 @@ impl Story<'_> {
 
     async fn submit(&self, cluster: &Cluster, task: Task) -> Result<Job, Problem> {
         cluster.submit(&task.job(WAITING_PER_HOUR)?).await
+    }
+
+    /// What a job of each kind would take now, at the own hosts.
+    async fn predict(&self, cluster: &Cluster) -> Result<BTreeMap<Task, Estimate>, Problem> {
+        let mut predicted = BTreeMap::new();
+        for task in Task::ALL {
+            let plan = cluster.plan(&task.job(WAITING_PER_HOUR)?).await?;
+            let chosen = plan.chosen().ok_or_else(|| {
+                let what = format!("can't predict the job {}", task.word());
+                Problem::internal(what, "no way to run it is possible")
+            })?;
+            predicted.insert(task, chosen.total);
+        }
+        Ok(predicted)
     }
 
     /// As an admin does it.

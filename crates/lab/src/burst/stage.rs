@@ -31,7 +31,7 @@ const FILL_MAX: Duration = Duration::from_secs(120);
 const CENT: u64 = 10_000;
 
 /// A kind of job. Jobs of a kind share their history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Task {
     /// Its data are at home, and a replica is at the site where hosts are rented.
