@@ -176,7 +176,7 @@ fn a_provider_s_price_that_is_missing_or_too_old_is_not_known() {
     let (counts, unknown) = PriceList::default().of_provider(&price, on("2027-01-01"));
     let figures = [counts.per_hour_micros, counts.disk_per_gib_month_micros];
     assert_eq!((figures, counts.minimum_s), ([None, None], 60));
-    assert_eq!(unknown[0], "machine: it is 60 days old, more than 30d");
+    assert_eq!(unknown[0], "machine: it is 61 days old, more than 30d");
     let weekly = PriceList::parse("max-age: 7d", "p.yaml").expect("prices");
     let (counts, _) = weekly.of_provider(&price, on("2026-11-29"));
     assert_eq!(counts.per_hour_micros, None);
