@@ -183,7 +183,7 @@ fn a_provider_s_price_that_is_missing_or_too_old_is_not_known() {
     let (counts, unknown) = list().of_provider(&price, on("2026-10-01"));
     assert_eq!(
         (counts.per_hour_micros, unknown[0].as_str()),
-        (None, "machine: its as-of is not yet")
+        (None, "machine: its time is not yet")
     );
 }
 
