@@ -67,7 +67,7 @@ pub fn kind_key(provider: &str, kind: &str) -> String {
 /// What a look has gathered that does not change from one pass of the scheduler to the next one.
 #[derive(Debug, Clone, Default)]
 pub struct Basis {
-    /// The jobs about which it was gathered, with what each would take. [`Job::worth`] is as it was at [`Self::at`].
+    /// The jobs about which it was gathered, with what each would take. [`Job::worth`] is as it was then.
     pub jobs: BTreeMap<JobId, Job>,
     pub arrived: Vec<Arrived>,
     /// With kinds as [`kind_key`] has them.
