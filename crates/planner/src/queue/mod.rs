@@ -434,10 +434,18 @@ fn start_one(
     if let Some(reason) = goes.why_wait() {
         return Err(NotChosen::NoRoom(reason));
     }
-    match start_at_one(waiting, rooms, choose) {
-        // The renting rule knows less of it than its plan.
-        Err(NotChosen::Refused(_)) => start_at_one(&waiting.at_own_hosts(), rooms, choose),
-        chosen => chosen,
+    // The renting rule knows less of it and of the host's room than its plan and the queue.
+    let there = match start_at_one(waiting, rooms, choose) {
+        Err(there @ (NotChosen::NoRoom(_) | NotChosen::Refused(_))) => there,
+        chosen => return chosen,
+    };
+    match (start_at_one(&waiting.at_own_hosts(), rooms, choose), there) {
+        (Err(NotChosen::NoRoom(_)), there @ NotChosen::NoRoom(_)) => Err(there),
+        (Err(not @ (NotChosen::NoRoom(_) | NotChosen::Refused(_))), _) => Err(not),
+        (own, _) => {
+            rooms.keep_none_for(waiting);
+            own
+        }
     }
 }
 

@@ -129,7 +129,12 @@ impl Rooms {
         let binds = |host: &HostId| !is_drained(host) && !waiting.lost_at.contains(host);
         let bounds = self.grouped.bounds(&waiting.job, &waiting.groups, binds);
         let rented = Arc::clone(&self.rented);
-        let goes = rented.goes.get(&waiting.job).filter(|_| waiting.count <= 1).cloned();
+        // The renting rule knows nothing of the hosts where it may not start, nor of its rules about other VMs.
+        let may_go = |goes: &&Goes| {
+            let is_allowed = !waiting.avoid.contains(&goes.host) && bounds.allow(&goes.host);
+            waiting.count <= 1 && is_allowed
+        };
+        let goes = rented.goes.get(&waiting.job).filter(may_go).cloned();
         Ruled { waiting, bounds, rented, goes }
     }
 
@@ -152,6 +157,15 @@ impl Rooms {
         if let Some(room) = self.rooms.iter_mut().find(|room| room.host.id == *host) {
             room.host.free.take(demand);
             room.host.start_slots = room.host.start_slots.saturating_sub(1);
+        }
+    }
+
+    /// No host is reserved for this job any more.
+    pub(super) fn keep_none_for(&mut self, waiting: &Waiting) {
+        let is_its = |room: &&mut Room| room.kept_for.as_ref() == Some(&waiting.job);
+        for room in self.rooms.iter_mut().filter(is_its) {
+            room.kept_for = None;
+            self.kept.retain(|start| *start != waiting.start);
         }
     }
 

@@ -62,6 +62,38 @@ fn a_job_whose_plan_is_refused_at_the_rented_host_starts_at_an_own_one() {
 }
 
 #[test]
+fn a_job_that_may_not_go_where_the_rule_has_put_it_starts_at_an_own_host() {
+    let avoids = Waiting { avoid: [host_id("rent1")].into(), ..job(1, "ann", 1) };
+    let rules = perigee_model::HostRules { together: None, apart: Some("web".parse().unwrap()) };
+    let groups = Groups::of("j-0001", &rules);
+    let apart = Waiting { groups: groups.clone(), ..job(1, "ann", 1) };
+    let mut grouped = Grouped::default();
+    grouped.add(&job(9, "ann", 1).job, &groups, &host_id("rent1"));
+    // The host is still starting, or is there.
+    for start_s in [90.0, 0.0] {
+        for waiting in [avoids.clone(), apart.clone()] {
+            let queue = queue(1, 4, vec![waiting], vec![goes(1, "rent1", start_s)]);
+            let queue = Queue { grouped: grouped.clone(), ..queue };
+            assert_eq!(*turn(&schedule(&queue, first), 1), Turn::Start(host_id("own1")));
+        }
+    }
+}
+
+#[test]
+fn a_job_without_room_at_the_rented_host_starts_at_an_own_one_and_reserves_none() {
+    let waiting = vec![job(1, "ann", 2), job(2, "ann", 1)];
+    let all = vec![goes(1, "rent1", 0.0), goes(2, "rent1", 0.0)];
+    let mut queue = queue(2, 2, waiting, all);
+    queue.hosts[1].free.cpus = 1;
+    let turns = schedule(&queue, first);
+    assert_eq!(*turn(&turns, 1), Turn::Start(host_id("own1")));
+    assert_eq!(*turn(&turns, 2), Turn::Start(host_id("rent1")));
+    queue.hosts.pop();
+    let turns = schedule(&queue, first);
+    assert_eq!(*turn(&turns, 1), Turn::Start(host_id("own1")), "it does not answer");
+}
+
+#[test]
 fn a_job_that_waits_for_something_else_than_room_is_no_reason_to_rent() {
     let blocked = Waiting { blocked: Some("its data".to_owned()), ..job(1, "ann", 1) };
     let refused = |_: &Waiting, _: &[HostId]| Err(NotChosen::Refused("no".to_owned()));
