@@ -169,7 +169,9 @@ impl Base {
     fn options(&mut self, facts: &OfferFacts) -> Result<Vec<RentOption>, String> {
         let hosts = &mut self.snapshot.cluster.hosts;
         hosts.retain(|host| host.id != self.host);
-        hosts.push(virtual_host(self.host.clone(), facts));
+        let OfferFacts { offer, site, memory_bytes, disk_bytes, .. } = facts;
+        let host = idle_host(self.host.clone(), site.clone(), offer, *memory_bytes);
+        hosts.push(HostFacts { pool_free_bytes: Some(*disk_bytes), ..host });
         let (start, wait) = wait(facts);
         let mut job = self.snapshot.job.clone();
         job.money.paid_before = wait;
@@ -201,15 +203,15 @@ fn why_refused(snapshot: &Snapshot, refused: &Refused, facts: &OfferFacts) -> St
     }
 }
 
-/// A host of this kind that does nothing.
-fn virtual_host(id: HostId, facts: &OfferFacts) -> HostFacts {
-    let offer = &facts.offer;
+/// A host of what is offered that does nothing, with so much memory for VMs.
+#[must_use]
+pub fn idle_host(id: HostId, site: SiteId, offer: &Offer, memory_bytes: u64) -> HostFacts {
     let accelerator = if offer.kvm == Some(true) { Accelerator::Kvm } else { Accelerator::Tcg };
     HostFacts {
         id,
-        site: facts.site.clone(),
+        site,
         cpus: offer.cpus,
-        memory_free_bytes: facts.memory_bytes,
+        memory_free_bytes: memory_bytes,
         running_vcpus: 0,
         cpu_load: Some(CpuLoad::default()),
         takes_jobs: true,
@@ -218,7 +220,7 @@ fn virtual_host(id: HostId, facts: &OfferFacts) -> HostFacts {
         cpu_model: String::new(),
         boots: Vec::new(),
         local_blocks: None,
-        pool_free_bytes: Some(facts.disk_bytes),
+        pool_free_bytes: None,
         price: Some(Arc::new(offer.price.clone())),
     }
 }

@@ -132,6 +132,8 @@ struct Here<'a> {
     /// Completed, the newest last.
     done: Vec<Arc<MigrationRecord>>,
     used: BTreeMap<HostId, Used>,
+    /// Those that the cluster has rented: they are for jobs that wait.
+    rented: BTreeSet<HostId>,
 }
 
 impl<'a> Here<'a> {
@@ -147,6 +149,7 @@ impl<'a> Here<'a> {
             moves: cluster.unfinished_migrations(),
             done: cluster.index.past_moves(),
             used: cluster.index.used(),
+            rented: cluster.rentals.by_rule().into_keys().collect(),
         };
         here.add_others(accounts);
         here
@@ -268,8 +271,6 @@ impl<'a> Here<'a> {
         free.take(self.used.get(host).copied().unwrap_or_default().demand);
         // Memory that VMs have above their least is given back before any of them moves for want of memory.
         let waits_for_it = self.cluster.amounts.gives_back(host);
-        // What the cluster has rented is for jobs that wait.
-        let is_rented = self.cluster.rentals.by_rule().contains_key(host);
         let pressure = report.as_ref().filter(|_| !waits_for_it);
         let pressure = pressure.and_then(|report| report.pressure.memory);
         HostLoad {
@@ -282,7 +283,10 @@ impl<'a> Here<'a> {
                 .map(|stalled| if stalled > STALLED { stalled } else { 0.0 }),
             free_vcpus: free.cpus,
             free_memory_bytes: free.memory_bytes,
-            takes_vms: is_up && hosts.drain(host).is_none() && !waits_for_it && !is_rented,
+            takes_vms: is_up
+                && hosts.drain(host).is_none()
+                && !waits_for_it
+                && !self.rented.contains(host),
             comes: part.comes,
             in_a_move: self.moves.iter().any(|record| is_at(&record.migration, host)),
         }

@@ -237,9 +237,10 @@ impl Rentals {
 
     /// Those that the cluster has rented by itself and that are not over, by their hosts.
     pub fn by_rule(&self) -> BTreeMap<HostId, Rental> {
-        let all = self.saved().into_iter();
-        let of_rule = all.filter(|one| one.rented_for.is_some() && !one.state.is_over());
-        of_rule.map(|rental| (rental.host.clone(), self.with_money(rental))).collect()
+        let mut of_rule = self.all_alive();
+        of_rule.retain(|one| one.rented_for.is_some());
+        let with_money = of_rule.into_iter().map(|rental| self.with_money(rental));
+        with_money.map(|rental| (rental.host.clone(), rental)).collect()
     }
 
     pub fn get(&self, id: &RentalId) -> Option<Rental> {

@@ -42,15 +42,41 @@ impl Kind {
     }
 }
 
-/// The site to which a host belongs that is rented there: that with the zone's name, if own hosts are there, else one with the provider's name. `None` if
-/// that is no name of a site.
+/// The sites to which hosts belong that are rented without a site's name.
+#[derive(Debug, Default)]
+pub struct Sites {
+    /// Of the newest rental, by provider and zone.
+    pub rented: BTreeMap<(String, String), SiteId>,
+    /// Those of own hosts.
+    pub own: BTreeSet<SiteId>,
+}
+
+impl Sites {
+    pub fn of(cluster: &Cluster) -> Self {
+        let mut rentals = cluster.rentals.all();
+        rentals.sort_by_key(|rental| rental.steps.first().map_or(0, |step| step.at_ms));
+        let hosts: BTreeSet<&HostId> = rentals.iter().map(|rental| &rental.host).collect();
+        let all = cluster.hosts.all();
+        let own = all.iter().filter(|host| !hosts.contains(&host.id));
+        let own = own.map(|host| host.addresses.site.clone()).collect();
+        // The newest one is the last.
+        let rented = rentals.into_iter().map(|one| ((one.provider, one.offer.zone), one.site));
+        Self { rented: rented.collect(), own }
+    }
+
+    /// The site of the provider's newest rental in the zone; without any, that with the zone's name, if own hosts are there, else one with the
+    /// provider's name. `None` if that is no name of a site.
+    pub fn at(&self, provider: &str, zone: &str) -> Option<SiteId> {
+        let place = (provider.to_owned(), zone.to_owned());
+        let same = || self.own.iter().find(|site| site.as_str() == zone);
+        let known = self.rented.get(&place).or_else(same).cloned();
+        known.or_else(|| SiteId::new(provider).ok())
+    }
+}
+
+/// As [`Sites::at`] has it now.
 pub fn site_of(cluster: &Cluster, provider: &str, zone: &str) -> Option<SiteId> {
-    let rented: Vec<HostId> = cluster.rentals.all().into_iter().map(|one| one.host).collect();
-    let all = cluster.hosts.all();
-    let mut own = all.iter().filter(|host| !rented.contains(&host.id));
-    let same = own.find(|host| host.addresses.site.as_str() == zone);
-    let same = same.map(|host| host.addresses.site.clone());
-    same.or_else(|| SiteId::new(provider).ok())
+    Sites::of(cluster).at(provider, zone)
 }
 
 /// The offer as the renting rule sees it: with room for as many vCPUs and as much memory as VMs may have there, and with its disk in the price of
@@ -200,6 +226,16 @@ pub fn note_uses(cluster: &Cluster, settings: RentSettings) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_is_at_the_site_of_the_newest_rental_of_its_zone() {
+        let site = |name: &str| SiteId::new(name).expect("a name");
+        let rented = [(("lab".to_owned(), "a".to_owned()), site("cloud"))].into();
+        let sites = Sites { rented, own: [site("a"), site("b")].into() };
+        let at = |provider, zone| sites.at(provider, zone).expect("a site").to_string();
+        assert_eq!([at("lab", "a"), at("lab", "b"), at("lab", "c")], ["cloud", "b", "lab"]);
+        assert_eq!(at("other", "a"), "a");
+    }
 
     #[test]
     fn a_disk_whose_price_is_not_known_is_not_free() {

@@ -99,7 +99,7 @@ pub(super) fn no_offers(snapshot: &Snapshot) -> String {
     let unknown = unknown.count();
     let refused = snapshot.refusals.iter().filter(|refusal| refusal.left_s() > 0.0).count();
     format!(
-        "none of {all} offers can be had: {unknown} have no known price, and {refused} were refused lately"
+        "none of {all} offers can be had: {unknown} have no known price, {refused} were refused lately, and no job that waits can run at the others"
     )
 }
 

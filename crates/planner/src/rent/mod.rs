@@ -41,7 +41,7 @@ mod waits;
 
 pub use waits::waits;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use perigee_model::money::{Money, Price};
 use perigee_model::rental::Offer;
@@ -55,7 +55,7 @@ pub const NEVER_S: f64 = 86_400.0;
 /// How many jobs are looked at, the first of the queue. Those behind them wait for more than a look.
 pub const JOBS_MOST: usize = 2_000;
 
-/// How many offers are looked at: the first of the snapshot that can be had.
+/// How many offers are looked at: the first of the snapshot that can be had and that could run a job that waits.
 pub const OFFERS_MOST: usize = 32;
 
 /// For so many seconds the jobs are expected that arrived in as many before.
@@ -381,7 +381,7 @@ pub fn planned(snapshot: &Snapshot) -> Vec<Planned> {
     drains.best(&places, snapshot.budget_left).planned(snapshot, &places)
 }
 
-/// The offers that can be had now: with a known price, and not refused lately.
+/// The offers that can be had now, and at which a job that waits could run: with a known price, and not refused lately.
 fn usable(snapshot: &Snapshot) -> impl Iterator<Item = &Offer> {
     let is_refused = |offer: &Offer| {
         snapshot.refusals.iter().any(|refusal| {
@@ -390,8 +390,19 @@ fn usable(snapshot: &Snapshot) -> impl Iterator<Item = &Offer> {
         })
     };
     let known = |offer: &&Offer| offer.price.per_hour_micros.is_some() && offer.cpus > 0;
+    let predicted: BTreeSet<&String> =
+        snapshot.jobs.iter().flat_map(|job| job.rented.keys()).collect();
+    let takes_a_job = move |offer: &&Offer| {
+        let has_kvm = offer.kvm == Some(true);
+        predicted.contains(&offer.kind)
+            && snapshot.jobs.iter().any(|job| {
+                let has_room = job.cpus <= offer.cpus && job.memory_bytes <= offer.memory_bytes;
+                let may_go = job.may_leave && (has_kvm || job.without_kvm);
+                may_go && has_room && job.rented.contains_key(&offer.kind)
+            })
+    };
     let free = snapshot.offers.iter().filter(known).filter(move |offer| !is_refused(offer));
-    free.take(OFFERS_MOST)
+    free.filter(takes_a_job).take(OFFERS_MOST)
 }
 
 /// Whether what is left would not pay for the rented hosts and one more of the dearest kind until the period is over. Then the offer that

@@ -201,6 +201,27 @@ fn confined_data_and_jobs_that_need_kvm_never_go() {
 }
 
 #[test]
+fn offers_at_which_no_job_can_run_take_no_other_s_place() {
+    let mut snapshot = queue(60, 1.0);
+    let (good, cheap) = (snapshot.offers.remove(0), offer("k", Some(0.01)));
+    let useless = [
+        Offer { cpus: 1, ..cheap.clone() },
+        Offer { memory_bytes: GIB - 1, ..cheap.clone() },
+        Offer { kvm: None, ..cheap.clone() },
+        Offer { kind: "not predicted".to_owned(), ..cheap },
+    ];
+    for one in useless {
+        snapshot.offers = vec![one.clone(); OFFERS_MOST];
+        let decided = decide(&snapshot);
+        assert!(rents(&decided).is_empty(), "{one:?}");
+        let why = &decided.no_more_because;
+        assert!(why.contains("no job that waits can run at the others"), "{why}");
+        snapshot.offers.push(good.clone());
+        assert!(!rents(&decide(&snapshot)).is_empty(), "{one:?}");
+    }
+}
+
+#[test]
 fn egress_whose_price_is_not_known_is_not_free() {
     let mut snapshot = queue(60, 9.0);
     snapshot.offers[0].price.egress_per_gib_micros = None;

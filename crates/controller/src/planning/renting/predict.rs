@@ -9,9 +9,11 @@ use std::time::Duration;
 use perigee_model::job::JobSpec;
 use perigee_model::money::{Money, Price};
 use perigee_model::plan::{CostOf, PlanOption};
+use perigee_model::rental::Rental;
 use perigee_model::tenant::tenant_of;
-use perigee_model::vm::{Accelerator, LinkProbe};
+use perigee_model::vm::LinkProbe;
 use perigee_model::{HostId, JobId, Problem, SiteId};
+use perigee_planner::offers::idle_host;
 use perigee_planner::rent::Run;
 use perigee_planner::{
     Cluster as Facts, HostFacts, LinkFacts, LinkForMoves, MoneyFacts, Prepared, Snapshot,
@@ -21,7 +23,7 @@ use tokio::task::JoinSet;
 use super::Kind;
 use crate::cluster::renter::Predicted;
 use crate::cluster::{Cluster, capacity, capacity_of};
-use crate::planning::{digest, facts, prepare_record};
+use crate::planning::{digest, facts, links, prepare_record};
 use crate::records::JobRecord;
 
 /// Of so many kinds of jobs what they would take is read and predicted at one look. The others come at the next looks.
@@ -52,24 +54,27 @@ pub async fn predict(
     let (from, age) = (ways.from, cluster.timing.renter.predicted);
     let mut known = BTreeMap::new();
     let mut missing: BTreeMap<String, Vec<&Arc<JobRecord>>> = BTreeMap::new();
+    // The first ones of the queue come first.
+    let mut asked: Vec<(String, Arc<JobRecord>)> = Vec::new();
     for record in records {
         let key = key_of(&record.job.spec);
-        match cluster.renter.predicted(&key, from, age) {
-            Some(predicted) => drop(known.insert(record.job.id.clone(), predicted)),
-            None => missing.entry(key).or_default().push(record),
+        if let Some(predicted) = cluster.renter.predicted(&key, from, age) {
+            known.insert(record.job.id.clone(), predicted);
+            continue;
         }
+        let alike = missing.entry(key.clone()).or_default();
+        if alike.is_empty() {
+            asked.push((key, Arc::clone(record)));
+        }
+        alike.push(record);
     }
     let mut not_known = ways.assumed.clone();
-    let later = missing.len().saturating_sub(AT_ONCE_MAX);
+    let later = asked.len().saturating_sub(AT_ONCE_MAX);
     if later > 0 {
         not_known
             .push(format!("what {later} kinds of jobs would take is predicted at the next looks"));
     }
-    let first = |(key, alike): (&String, &Vec<&Arc<JobRecord>>)| {
-        Some((key.clone(), Arc::clone(alike.first()?)))
-    };
-    let asked: Vec<(String, Arc<JobRecord>)> =
-        missing.iter().take(AT_ONCE_MAX).filter_map(first).collect();
+    asked.truncate(AT_ONCE_MAX);
     let facts = read_facts(cluster, &asked).await;
     let mut ready = Vec::new();
     for (key, facts) in facts {
@@ -144,6 +149,7 @@ struct Ways {
 impl Ways {
     fn of(cluster: &Cluster, kinds: &[Kind]) -> Self {
         let mut own = facts(cluster);
+        links::add_remembered(cluster, &mut own);
         let of_rule = cluster.rentals.by_rule();
         let used = cluster.index.used();
         for host in &mut own.hosts {
@@ -160,10 +166,11 @@ impl Ways {
             host.takes_jobs.hash(&mut from);
         }
         let (mut with_kinds, mut assumed) = (Vec::new(), Vec::new());
+        let rentals = cluster.rentals.all_alive();
         for kind in kinds {
             let key = kind.key();
             (&key, &kind.site, kind.offer.cpus, kind.offer.memory_bytes).hash(&mut from);
-            let like = like(cluster, &own, kind);
+            let like = like(&rentals, &own, kind);
             with_kinds.push((key, with_one(&own, kind, like, &mut assumed)));
         }
         assumed.sort();
@@ -223,13 +230,10 @@ fn egress(option: &PlanOption, of: impl Fn(&HostId) -> bool) -> Money {
 }
 
 /// What a host of the same kind is like that is there.
-fn like(cluster: &Cluster, own: &Facts, kind: &Kind) -> Option<HostFacts> {
-    let all = cluster.rentals.all();
-    let same = all.iter().filter(|rental| {
-        !rental.state.is_over()
-            && rental.provider == kind.provider
-            && rental.offer.kind == kind.offer.kind
-    });
+fn like(rentals: &[Rental], own: &Facts, kind: &Kind) -> Option<HostFacts> {
+    let same = rentals
+        .iter()
+        .filter(|rental| rental.provider == kind.provider && rental.offer.kind == kind.offer.kind);
     let mut there =
         same.filter_map(|rental| own.hosts.iter().find(|host| host.id == rental.host).cloned());
     there.next()
@@ -240,22 +244,10 @@ fn with_one(own: &Facts, kind: &Kind, like: Option<HostFacts>, assumed: &mut Vec
     let mut all = own.clone();
     let Ok(id) = HostId::new(WOULD_BE) else { return all };
     let offer = &kind.offer;
-    let has_kvm = offer.kvm == Some(true);
-    let accelerator = if has_kvm { Accelerator::Kvm } else { Accelerator::Tcg };
-    let host = HostFacts {
-        id: id.clone(),
-        site: kind.site.clone(),
-        cpus: offer.cpus,
-        memory_free_bytes: capacity_of(offer.cpus, offer.memory_bytes).memory_bytes,
-        running_vcpus: 0,
+    let memory_bytes = capacity_of(offer.cpus, offer.memory_bytes).memory_bytes;
+    let mut host = HostFacts {
+        // As of the own hosts.
         cpu_load: None,
-        takes_jobs: true,
-        packs: false,
-        accelerator: like.as_ref().map_or(accelerator, |like| like.accelerator),
-        cpu_model: like.as_ref().map(|like| like.cpu_model.clone()).unwrap_or_default(),
-        boots: like.map(|like| like.boots).unwrap_or_default(),
-        local_blocks: None,
-        pool_free_bytes: None,
         // A millionth of a dollar for each byte that leaves.
         price: Some(Arc::new(Price {
             per_hour_micros: None,
@@ -265,7 +257,12 @@ fn with_one(own: &Facts, kind: &Kind, like: Option<HostFacts>, assumed: &mut Vec
             source: String::new(),
             as_of_unix_s: 0,
         })),
+        ..idle_host(id.clone(), kind.site.clone(), offer, memory_bytes)
     };
+    if let Some(like) = like {
+        host.accelerator = like.accelerator;
+        (host.cpu_model, host.boots) = (like.cpu_model, like.boots);
+    }
     all.hosts.iter_mut().for_each(|host| host.takes_jobs = false);
     assume_links(&mut all, &id, &kind.site, assumed);
     all.hosts.push(host);

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use futures_util::future::join_all;
+use perigee_model::SiteId;
 use perigee_model::rental::{Offer, RENT_DISK_DEFAULT_BYTES, Rental};
 use perigee_planner::rent::OFFERS_MOST;
 
 use crate::cluster::Cluster;
-use crate::planning::renting::{self, Kind};
+use crate::planning::renting::{self, Kind, Sites};
 use crate::rentals::offers_of;
 
 /// What one provider has said last.
@@ -67,16 +68,23 @@ impl Market {
     }
 }
 
-/// The kinds for which runs are predicted: those of the first offers, and those of hosts that are rented.
+/// The kinds for which runs are predicted, each at one site: those of hosts that are rented, and those of the first offers, with KVM before those without.
 pub fn kinds(cluster: &Cluster, offers: &[(String, Offer)], rented: &[Rental]) -> Vec<Kind> {
+    kinds_at(&Sites::of(cluster), offers, rented)
+}
+
+fn kinds_at(sites: &Sites, offers: &[(String, Offer)], rented: &[Rental]) -> Vec<Kind> {
     let there = rented.iter().filter(|rental| !rental.state.is_over());
     let there = there.map(|rental| Kind {
         provider: rental.provider.clone(),
         offer: rental.offer.clone(),
         site: rental.site.clone(),
     });
-    let offered = offers.iter().filter_map(|(provider, offer)| {
-        let site = renting::site_of(cluster, provider, &offer.zone)?;
+    let has_kvm = |(_, offer): &&(String, Offer)| offer.kvm == Some(true);
+    let with_kvm = offers.iter().filter(has_kvm);
+    let without = offers.iter().filter(|offer| !has_kvm(offer));
+    let offered = with_kvm.chain(without).filter_map(|(provider, offer)| {
+        let site = sites.at(provider, &offer.zone)?;
         Some(Kind { provider: provider.clone(), offer: offer.clone(), site })
     });
     let mut all: Vec<Kind> = Vec::new();
@@ -88,10 +96,56 @@ pub fn kinds(cluster: &Cluster, offers: &[(String, Offer)], rented: &[Rental]) -
     all
 }
 
-/// The offers as the rule sees them.
-pub fn as_seen(offers: &[(String, Offer)]) -> Vec<Offer> {
+/// The offers as the rule sees them. A kind is predicted at one site, so its zones that belong to other sites are left out.
+pub fn as_seen(cluster: &Cluster, offers: &[(String, Offer)], kinds: &[Kind]) -> Vec<Offer> {
+    seen_at(&Sites::of(cluster), offers, kinds)
+}
+
+fn seen_at(sites: &Sites, offers: &[(String, Offer)], kinds: &[Kind]) -> Vec<Offer> {
+    let at: BTreeMap<String, &SiteId> = kinds.iter().map(|kind| (kind.key(), &kind.site)).collect();
     let seen = |(provider, offer): &(String, Offer)| {
-        renting::as_seen(provider, offer, RENT_DISK_DEFAULT_BYTES)
+        let seen = renting::as_seen(provider, offer, RENT_DISK_DEFAULT_BYTES);
+        let predicted_at = at.get(&seen.kind).copied();
+        let is_there = predicted_at
+            .is_none_or(|site| sites.at(provider, &offer.zone).is_some_and(|other| other == *site));
+        is_there.then_some(seen)
     };
-    offers.iter().map(seen).collect()
+    offers.iter().filter_map(seen).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(kind: &str, zone: &str, kvm: bool) -> (String, Offer) {
+        let Rental { offer, .. } = crate::tests::rental("rent-1");
+        let (kind, zone) = (kind.to_owned(), zone.to_owned());
+        ("lab".to_owned(), Offer { kind, zone, kvm: Some(kvm), ..offer })
+    }
+
+    #[test]
+    fn kinds_without_kvm_leave_room_for_those_with_it() {
+        let name = |number: usize| format!("cheap-{number}");
+        let mut offers: Vec<_> = (0..100).map(|n| offer(&name(n), "a", false)).collect();
+        offers.push(offer("dear", "a", true));
+        let kinds = kinds_at(&Sites::default(), &offers, &[]);
+        let (first, count) = (&kinds[0].offer.kind, kinds.len());
+        assert_eq!((first.as_str(), count), ("dear", 2 * OFFERS_MOST));
+    }
+
+    #[test]
+    fn a_kind_is_offered_only_at_the_site_for_which_it_is_predicted() {
+        let offers = [offer("m1", "a", true), offer("m1", "b", true), offer("m1", "c", true)];
+        let sites = Sites { own: ["b".parse().expect("a name")].into(), ..Sites::default() };
+        let zones = |rented: &[Rental]| {
+            let kinds = kinds_at(&sites, &offers, rented);
+            assert_eq!(kinds.len(), 1, "{kinds:?}");
+            let seen = seen_at(&sites, &offers, &kinds).into_iter();
+            seen.map(|offer| offer.zone).collect::<Vec<String>>()
+        };
+        assert_eq!(zones(&[]), ["a", "c"], "the cheapest one is at lab, as c is");
+        let mut there = crate::tests::rental("rent-1");
+        there.site = "b".parse().expect("a name");
+        assert_eq!(zones(&[there]), ["b"], "a host of the kind is at b");
+    }
 }

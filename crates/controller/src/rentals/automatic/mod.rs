@@ -14,7 +14,7 @@
 //! kept and given back in each mode, so that nobody pays for a host because the mode was changed.
 
 mod carry;
-mod learned;
+pub(super) mod learned;
 mod market;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -168,9 +168,10 @@ async fn gather(
     }
     let age_ms = |ms: u64| cluster.clock.age_ms(ms);
     memory.arrived.retain(|_, (at_ms, _)| age_ms(*at_ms) as f64 / 1e3 < EXPECTED_S);
-    let arrived = memory
-        .arrived
-        .values()
+    let mut arrived: Vec<&(u64, Job)> = memory.arrived.values().collect();
+    arrived.sort_by_key(|(at_ms, _)| std::cmp::Reverse(*at_ms));
+    let arrived = arrived
+        .into_iter()
         .take(JOBS_MOST)
         .map(|(at_ms, job)| Arrived { ago_s: age_ms(*at_ms) as f64 / 1e3, job: job.clone() });
     let starts = learned::starts(&rentals, now_ms());
@@ -186,7 +187,7 @@ async fn gather(
     let basis = Basis {
         jobs,
         arrived: arrived.collect(),
-        offers: market::as_seen(&offers),
+        offers: market::as_seen(cluster, &offers, &kinds),
         starts: learned::by_kind(&starts),
         refusals,
         budget_left: money::left(cluster).unwrap_or_default(),
