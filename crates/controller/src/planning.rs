@@ -11,7 +11,7 @@ pub mod renting;
 pub mod shared_links;
 mod waits;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use perigee_model::balance::PlacePolicy;
@@ -144,8 +144,10 @@ pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Planned, Problem>
     let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
     let not_measured = links::ensure(cluster, &homes).await;
     let waits = waits::waits(cluster, spec).await?;
+    let rented = waits::rented_for_others(cluster, spec);
     let mut facts = facts(cluster);
-    waits::make_room(&mut facts, &waits::without_room(cluster, spec), spec);
+    waits::make_room(&mut facts, &waits::without_room(cluster, spec, &rented), spec);
+    leave_out(&mut facts, &rented);
     if let Ok(id) = JobId::new(&spec.name) {
         let groups = Groups::of(&spec.name, &spec.rules);
         let bounds = cluster.index.grouped().bounds(&id, &groups, |host| cluster.hosts.binds(host));
@@ -361,6 +363,16 @@ fn without_rented(cluster: &Cluster, mut facts: Facts) -> Facts {
         rented.for_each(|host| host.memory_free_bytes = 0);
     }
     facts
+}
+
+/// No job starts at these hosts, and no VM goes there.
+fn leave_out(facts: &mut Facts, hosts: &BTreeSet<HostId>) {
+    if hosts.is_empty() {
+        return;
+    }
+    for host in facts.hosts.iter_mut().filter(|host| hosts.contains(&host.id)) {
+        (host.takes_jobs, host.memory_free_bytes) = (false, 0);
+    }
 }
 
 /// A host that is up.

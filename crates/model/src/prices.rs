@@ -109,32 +109,10 @@ impl PriceList {
         Ok(Self { max_age_s: said_age_s, sites, hosts })
     }
 
-    /// How old a price may be, in seconds, where nothing else is said of that price: also a provider's.
+    /// How old a price may be, in seconds, where nothing else is said of that price.
     #[must_use]
     pub fn max_age_s(&self) -> u64 {
         self.max_age_s.unwrap_or(PRICE_AGE_S_DEFAULT)
-    }
-
-    /// What counts of a provider's price at this Unix time, in seconds, and what does not and why.
-    #[must_use]
-    pub fn of_provider(&self, price: &Price, now_s: u64) -> (Price, Vec<String>) {
-        let too_old = price.out_of_date(now_s, self.max_age_s());
-        let mut unknown = Vec::new();
-        let mut counts = |name: &str, micros: Option<NonZeroU64>| {
-            let why = match micros {
-                None => Some("the provider does not say it".to_owned()),
-                Some(_) => too_old.clone(),
-            };
-            unknown.extend(why.as_ref().map(|why| format!("{name}: {why}")));
-            micros.filter(|_| why.is_none())
-        };
-        let price = Price {
-            per_hour_micros: counts("machine", price.per_hour_micros),
-            egress_per_gib_micros: counts("egress", price.egress_per_gib_micros),
-            disk_per_gib_month_micros: counts("disk", price.disk_per_gib_month_micros),
-            ..price.clone()
-        };
-        (price, unknown)
     }
 
     /// Whether nothing costs anything.
@@ -228,6 +206,27 @@ impl Entry {
         };
         fields.into_iter().filter_map(why).collect()
     }
+}
+
+/// What counts of a provider's price at this Unix time, in seconds, and what does not and why. `max_age_s`: how old the provider's prices may be.
+#[must_use]
+pub fn of_provider(price: &Price, now_s: u64, max_age_s: u64) -> (Price, Vec<String>) {
+    // An offer whose price is too old says no figures any more.
+    let too_old = price.out_of_date(now_s, max_age_s);
+    let mut unknown = Vec::new();
+    let mut counts = |name: &str, micros: Option<NonZeroU64>| {
+        let not_said = || micros.is_none().then(|| "the provider does not say it".to_owned());
+        let why = too_old.clone().or_else(not_said);
+        unknown.extend(why.as_ref().map(|why| format!("{name}: {why}")));
+        micros.filter(|_| why.is_none())
+    };
+    let price = Price {
+        per_hour_micros: counts("machine", price.per_hour_micros),
+        egress_per_gib_micros: counts("egress", price.egress_per_gib_micros),
+        disk_per_gib_month_micros: counts("disk", price.disk_per_gib_month_micros),
+        ..price.clone()
+    };
+    (price, unknown)
 }
 
 /// Why a price as of then, a Unix time, does not count now.

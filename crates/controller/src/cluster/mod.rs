@@ -293,7 +293,7 @@ impl Cluster {
         let balances = Balances::load(&records, &clock).await?;
         let history_cache = HistoryCache::load(&records).await?;
         let ledger = Arc::new(Ledger::load(&records).await?);
-        let prices = Prices::load(settings.prices.clone(), &records).await?;
+        let prices = Prices::load(settings.prices.clone(), &settings.renting, &records).await?;
         let rentals = Rentals::load(&records, Arc::clone(&ledger)).await?;
         let renter = Renter::load(&records).await?;
         let measurements = Measurements::load(&records).await?;

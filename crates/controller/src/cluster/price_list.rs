@@ -1,17 +1,17 @@
 //! The prices that count now: those of the file that the controller was told, as it was when it could last be read, and of rented hosts that
 //! the file has no entry for, what their providers have said.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use perigee_model::limits::DOCUMENT_BYTES;
 use perigee_model::money::Price;
-use perigee_model::prices::{KnownPrice, KnownPrices, PriceList};
+use perigee_model::prices::{KnownPrice, KnownPrices, PriceList, of_provider};
 use perigee_model::rental::Rental;
 use perigee_model::{HostId, Problem, SiteId};
 
-use super::rentals::Rentals;
+use super::rentals::{Rentals, Renting};
 use crate::clock::now_ms;
 use crate::records::Records;
 
@@ -21,8 +21,32 @@ const LAST_GOOD: &str = "prices";
 /// The file's prices.
 pub struct Prices {
     file: Option<PathBuf>,
+    max_ages_s: Arc<MaxAges>,
     records: Records,
     state: Mutex<State>,
+}
+
+/// How old the prices of each provider may be, in seconds, as `providers.yaml` says.
+#[derive(Default)]
+struct MaxAges(BTreeMap<String, u64>);
+
+impl MaxAges {
+    fn of(renting: &Renting) -> Self {
+        let all = renting.providers.iter();
+        Self(all.map(|one| (one.name().to_owned(), one.price_age_max_s())).collect())
+    }
+
+    /// What counts of the price of a provider, which may have none of these names any more, and what does not and why.
+    fn counts(
+        &self,
+        list: &PriceList,
+        provider: &str,
+        price: &Price,
+        now_s: u64,
+    ) -> (Price, Vec<String>) {
+        let max_age_s = self.0.get(provider).copied().unwrap_or_else(|| list.max_age_s());
+        of_provider(price, now_s, max_age_s)
+    }
 }
 
 #[derive(Default)]
@@ -39,8 +63,13 @@ impl Prices {
     ///
     /// # Errors
     /// If it can't be read or is no list of prices, and never was: hosts that have to be paid for would cost nothing.
-    pub async fn load(file: Option<PathBuf>, records: &Records) -> Result<Self, Problem> {
-        let prices = Self { file, records: records.clone(), state: Mutex::default() };
+    pub async fn load(
+        file: Option<PathBuf>,
+        renting: &Renting,
+        records: &Records,
+    ) -> Result<Self, Problem> {
+        let max_ages_s = Arc::new(MaxAges::of(renting));
+        let prices = Self { file, max_ages_s, records: records.clone(), state: Mutex::default() };
         let Some(file) = &prices.file else {
             // The next file is another one.
             records.remove(LAST_GOOD).await?;
@@ -116,7 +145,8 @@ impl Prices {
         let now_s = now_ms() / 1000;
         let mut prices = list.known(now_s, site_of);
         prices.extend(rentals.all_alive().into_iter().filter_map(|rental| {
-            let (price, unknown) = list.of_provider(&rental.offer.price, now_s);
+            let (provider, price) = (&rental.provider, &rental.offer.price);
+            let (price, unknown) = self.max_ages_s.counts(&list, provider, price, now_s);
             let price = Price { source: format!("rental {}", rental.id), ..price };
             let host = Some(rental.host.clone());
             let is_named = list.covers(&rental.host, &rental.site);
@@ -130,13 +160,14 @@ impl Prices {
         let list = Arc::clone(&self.lock().list);
         let mut now = PricesNow {
             list,
+            max_ages_s: Arc::clone(&self.max_ages_s),
             now_s: now_ms() / 1000,
             of_sites: HashMap::new(),
             rented: HashMap::new(),
         };
         let mut alike: HashMap<_, Arc<Price>> = HashMap::new();
         for rental in rentals.all_alive() {
-            let price = now.of_provider(&rental.offer.price);
+            let price = now.said(&rental);
             // Hosts of one price are looked at together, whenever they were rented.
             let micros = [
                 price.per_hour_micros,
@@ -151,30 +182,33 @@ impl Prices {
     }
 
     /// What counts now of a provider's price, and what does not and why.
-    pub fn of_provider(&self, price: &Price) -> (Price, Vec<String>) {
+    pub fn of_provider(&self, provider: &str, price: &Price) -> (Price, Vec<String>) {
         let list = Arc::clone(&self.lock().list);
-        list.of_provider(price, now_ms() / 1000)
+        self.max_ages_s.counts(&list, provider, price, now_ms() / 1000)
     }
 }
 
 /// The prices at one moment. Hosts that cost the same share one.
 pub struct PricesNow {
     list: Arc<PriceList>,
+    max_ages_s: Arc<MaxAges>,
     now_s: u64,
     of_sites: HashMap<SiteId, Option<Arc<Price>>>,
     rented: HashMap<HostId, Arc<Price>>,
 }
 
 impl PricesNow {
-    fn of_provider(&self, price: &Price) -> Price {
-        self.list.of_provider(price, self.now_s).0
+    /// What counts of what the provider has said.
+    fn said(&self, rental: &Rental) -> Price {
+        let (provider, price) = (&rental.provider, &rental.offer.price);
+        self.max_ages_s.counts(&self.list, provider, price, self.now_s).0
     }
 
     /// What the host of a rental costs, which may be gone.
     pub fn of_rental(&mut self, rental: &Rental) -> Option<Arc<Price>> {
         match self.list.covers(&rental.host, &rental.site) {
             true => self.of(&rental.host, &rental.site),
-            false => Some(Arc::new(self.of_provider(&rental.offer.price))),
+            false => Some(Arc::new(self.said(rental))),
         }
     }
 
@@ -234,7 +268,8 @@ mod tests {
         let records = Records::new(Arc::new(store));
         let ledger = Arc::new(Ledger::load(&records).await.expect("a ledger"));
         let rentals = &Rentals::load(&records, ledger).await.expect("no rentals");
-        let load = async || Prices::load(Some(file.clone()), &records).await;
+        let renting = &Renting::default();
+        let load = async || Prices::load(Some(file.clone()), renting, &records).await;
         std::fs::write(&file, "sites: [").expect("write");
         assert!(load().await.is_err(), "no prices are known that could count");
         std::fs::write(&file, prices("$1")).expect("write");
@@ -260,7 +295,7 @@ mod tests {
         std::fs::remove_file(&file).expect("remove");
         assert!(again.read_again().await.is_err());
         assert_eq!(per_hour(&again, rentals), Some(2_000_000));
-        let none = Prices::load(None, &records).await.expect("nothing to read");
+        let none = Prices::load(None, renting, &records).await.expect("nothing to read");
         assert!(none.now(rentals).is_none());
     }
 
@@ -269,6 +304,7 @@ mod tests {
         let list = PriceList::parse(&prices("$1"), "p.yaml").expect("prices");
         let mut now = PricesNow {
             list: Arc::new(list),
+            max_ages_s: Arc::default(),
             now_s: now_ms() / 1000,
             of_sites: HashMap::new(),
             rented: HashMap::new(),

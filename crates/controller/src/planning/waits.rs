@@ -3,9 +3,9 @@
 //!
 //! Jobs that wait with less priority come after it. What tenants' quotas, rules of hosts and networks keep from starting is not in it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use perigee_model::job::{JobSpec, JobState};
+use perigee_model::job::{JobSpec, JobState, Start};
 use perigee_model::job_plan::HostWait;
 use perigee_model::money::Money;
 use perigee_model::plan::Estimate;
@@ -15,17 +15,31 @@ use perigee_planner::queue::Demand;
 use perigee_planner::rent::{self, NEVER_S};
 use perigee_planner::{Cluster as Facts, Prepared, Snapshot};
 
-use super::{prepare_record, seconds};
+use super::{leave_out, prepare_record, seconds};
 use crate::cluster::{Cluster, capacity, demand_of};
 use crate::records::JobRecord;
 
 /// So many waiting jobs are predicted for one plan.
 const PREDICTED_MOST: usize = 100;
 
-/// The hosts that have no room for the job now, each with its whole capacity.
-pub fn without_room(cluster: &Cluster, spec: &JobSpec) -> BTreeMap<HostId, Demand> {
+/// The hosts that the cluster has rented by itself: only the rule lets jobs start there, and a job file that names the host.
+pub fn rented_for_others(cluster: &Cluster, spec: &JobSpec) -> BTreeSet<HostId> {
+    let mut of_rule: BTreeSet<HostId> = cluster.rentals.by_rule().into_keys().collect();
+    if let Start::Host(named) = &spec.start {
+        of_rule.remove(named);
+    }
+    of_rule
+}
+
+/// The hosts that have no room for the job now, each with its whole capacity, without those of `rented`, which are for others.
+pub fn without_room(
+    cluster: &Cluster,
+    spec: &JobSpec,
+    rented: &BTreeSet<HostId>,
+) -> BTreeMap<HostId, Demand> {
     let used = cluster.index.used();
-    let full = cluster.hosts.up().into_iter().filter_map(|host| {
+    let up = cluster.hosts.up().into_iter().filter(|host| !rented.contains(&host.id));
+    let full = up.filter_map(|host| {
         let report = cluster.hosts.report(&host.id)?;
         let total = capacity(&report);
         let mut free = total;
@@ -53,7 +67,8 @@ pub fn make_room(facts: &mut Facts, full: &BTreeMap<HostId, Demand>, spec: &JobS
 /// # Errors
 /// If the store fails.
 pub async fn waits(cluster: &Cluster, spec: &JobSpec) -> Result<Vec<HostWait>, Problem> {
-    let full = without_room(cluster, spec);
+    let rented = rented_for_others(cluster, spec);
+    let full = without_room(cluster, spec, &rented);
     if full.is_empty() {
         return Ok(Vec::new());
     }
@@ -89,7 +104,7 @@ pub async fn waits(cluster: &Cluster, spec: &JobSpec) -> Result<Vec<HostWait>, P
         demand: Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes },
         run: Estimate::default(),
     };
-    let hosts = hosts(cluster);
+    let hosts = hosts(cluster, &rented);
     let by_end = [End::Expected, End::Low, End::High].map(|end| {
         let waits = rent::waits(&snapshot(&hosts, &jobs, end), &own.as_job(end));
         waits.into_iter().collect::<BTreeMap<_, _>>()
@@ -144,7 +159,9 @@ async fn run_of(cluster: &Cluster, record: &JobRecord) -> Option<Estimate> {
     let Prepared { job, history, others } = prepare_record(cluster, record).await.ok()?;
     let mut facts = super::facts(cluster);
     let spec = &record.job.spec;
-    make_room(&mut facts, &without_room(cluster, spec), spec);
+    let rented = rented_for_others(cluster, spec);
+    make_room(&mut facts, &without_room(cluster, spec, &rented), spec);
+    leave_out(&mut facts, &rented);
     let plan = perigee_planner::plan(&Snapshot { cluster: facts, job, history, others }).ok()?;
     let total = plan.options.first()?.total;
     total.helps().then_some(total)
@@ -182,9 +199,9 @@ impl Waiting {
 /// What a host has, and the VMs that run there with the time that is left of each; `None` if that is not known.
 type HostNow = (Demand, Vec<(Demand, Option<Estimate>)>);
 
-/// The hosts that take jobs.
-fn hosts(cluster: &Cluster) -> BTreeMap<HostId, HostNow> {
-    let up = cluster.hosts.up().into_iter();
+/// The hosts that take jobs, without those of `rented`.
+fn hosts(cluster: &Cluster, rented: &BTreeSet<HostId>) -> BTreeMap<HostId, HostNow> {
+    let up = cluster.hosts.up().into_iter().filter(|host| !rented.contains(&host.id));
     let up = up.filter(|host| cluster.hosts.drain(&host.id).is_none());
     let mut hosts: BTreeMap<HostId, HostNow> = up
         .filter_map(|host| {

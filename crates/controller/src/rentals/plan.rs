@@ -3,6 +3,7 @@
 //! What providers offer is asked for at most once a minute, and waited for a few seconds. A provider that takes longer is named, and its answer
 //! serves the next plan. Offers are predicted by the planner (`planner/src/offers.rs`); nothing is rented.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,17 +13,20 @@ use perigee_model::job::JobSpec;
 use perigee_model::job_plan::{JobPlan, NotConsidered};
 use perigee_model::money::Money;
 use perigee_model::plan::{Basis, Plan};
-use perigee_model::rental::states::RentalState;
-use perigee_model::rental::{Offer, OfferRefused, RENT_DISK_DEFAULT_BYTES, Rental};
+use perigee_model::rental::{Offer, OfferRefused, RENT_DISK_DEFAULT_BYTES};
 use perigee_model::units::format_seconds;
 use perigee_model::{Problem, SiteId};
 use perigee_planner::offers::{OfferFacts, at_offers, weigh};
 use perigee_planner::rent::Start;
 
+use super::automatic::learned;
 use super::request::{REFUSED_MS, refused};
-use super::{money, within};
+use super::{money, offers_of};
+use crate::clock::now_ms;
 use crate::cluster::rentals::OffersAnswer;
+use crate::cluster::renter::kind_key;
 use crate::cluster::{Cluster, for_vms_bytes};
+use crate::planning::renting::Sites;
 use crate::planning::{self, Planned, seconds};
 
 /// What a provider offers is asked for again after so long.
@@ -31,14 +35,11 @@ const OFFERS_AGE: Duration = Duration::from_secs(60);
 /// A plan waits for a provider for so long.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// So many of the last starts of a kind show how long the next one takes.
-const STARTS_MOST: usize = 10;
-
 /// `POST /jobs/plan`.
 ///
 /// # Errors
 /// `NotFound` for an unknown volume, `Unavailable` when no host that is there can take the job, nor one that could be rented.
-pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<JobPlan, Problem> {
+pub async fn plan(cluster: &Arc<Cluster>, spec: &JobSpec) -> Result<JobPlan, Problem> {
     let (planned, (offers, mut not_considered)) =
         tokio::join!(planning::plan(cluster, spec), offers(cluster));
     let Planned { mut snapshot, waits, plan } = planned?;
@@ -67,7 +68,7 @@ fn no_plan(problem: &Problem, has_run: bool) -> Plan {
 }
 
 /// What can be rented now, and the providers of which nobody knows.
-async fn offers(cluster: &Cluster) -> (Vec<OfferFacts>, Vec<NotConsidered>) {
+async fn offers(cluster: &Arc<Cluster>) -> (Vec<OfferFacts>, Vec<NotConsidered>) {
     let providers = &cluster.settings.renting.providers;
     let Some(budget_left) = money::left(cluster) else {
         let why = "the controller was started without --rent-budget";
@@ -80,16 +81,19 @@ async fn offers(cluster: &Cluster) -> (Vec<OfferFacts>, Vec<NotConsidered>) {
         said.unwrap_or_else(|_| Err(format!("it has not answered for {} s", PATIENCE.as_secs())))
     });
     let (mut all, mut without) = (Vec::new(), Vec::new());
+    let starts = learned::by_kind(&learned::starts(&cluster.rentals.all(), now_ms()));
+    let sites = Sites::of(cluster);
     for (provider, said) in providers.iter().zip(join_all(asked).await) {
         match said {
             Ok(offers) => {
-                let of = Of::new(cluster, provider.name(), budget_left);
-                let Some(site) = of.last_site() else {
-                    let why = "no site has its name: rent the first host with --site";
-                    without.push(nothing_of(provider.name(), why.to_owned()));
-                    continue;
-                };
-                all.extend(offers.iter().map(|offer| of.facts(cluster, offer, &site)));
+                let name = provider.name();
+                let refused = refused(cluster, name);
+                let of = Of { provider: name, starts: &starts, refused, budget_left };
+                for offer in offers.iter() {
+                    if let Some(site) = sites.at(name, &offer.zone) {
+                        all.push(of.facts(cluster, offer, site));
+                    }
+                }
             }
             Err(why) => without.push(nothing_of(provider.name(), why)),
         }
@@ -102,11 +106,11 @@ fn nothing_of(provider: &str, why: String) -> NotConsidered {
 }
 
 /// A provider's answer, which goes on to come when nobody waits for it any more, within the deadline for every answer.
-fn ask(cluster: &Cluster, provider: &Arc<dyn Provider>) -> OffersAnswer {
+fn ask(cluster: &Arc<Cluster>, provider: &Arc<dyn Provider>) -> OffersAnswer {
     cluster.rentals.offers(provider.name(), OFFERS_AGE, || {
-        let (provider, most) = (Arc::clone(provider), cluster.timing.rentals.answer);
+        let (cluster, provider) = (Arc::clone(cluster), Arc::clone(provider));
         let asked = async move {
-            let said = within(most, provider.offers()).await;
+            let said = offers_of(&cluster, &provider).await;
             said.map(Arc::new).map_err(|error| format!("{}: {}", error.kind, error.message))
         };
         let answer = asked.boxed().shared();
@@ -116,47 +120,18 @@ fn ask(cluster: &Cluster, provider: &Arc<dyn Provider>) -> OffersAnswer {
 }
 
 /// What is known of one provider.
-struct Of {
-    provider: String,
-    /// The newest last.
-    rentals: Vec<Rental>,
+struct Of<'a> {
+    provider: &'a str,
+    /// How long the starts of each kind of all providers take.
+    starts: &'a BTreeMap<String, Start>,
     refused: Vec<OfferRefused>,
     budget_left: Money,
 }
 
-impl Of {
-    fn new(cluster: &Cluster, provider: &str, budget_left: Money) -> Self {
-        let mut rentals = cluster.rentals.all();
-        rentals.retain(|rental| rental.provider == provider);
-        rentals.sort_by_key(|rental| rental.steps.first().map_or(0, |step| step.at_ms));
-        let refused = refused(cluster, provider);
-        Self { provider: provider.to_owned(), rentals, refused, budget_left }
-    }
-
-    /// The site of its last host, or the one that has its name.
-    fn last_site(&self) -> Option<SiteId> {
-        let last = self.rentals.last().map(|rental| rental.site.clone());
-        last.or_else(|| SiteId::new(&self.provider).ok())
-    }
-
-    /// What the last starts of a kind have shown, from the request until the host joined; `None` if none did. The fewer there were, the
-    /// longer the next one may take.
-    fn start(&self, kind: &str) -> Option<Start> {
-        let took_s = |rental: &Rental| {
-            let asked_ms = rental.since_ms(RentalState::Asked)?;
-            Some(seconds(rental.since_ms(RentalState::Joined)?.checked_sub(asked_ms)?))
-        };
-        let of_kind = self.rentals.iter().rev().filter(|rental| rental.offer.kind == kind);
-        let mut took_s: Vec<f64> = of_kind.filter_map(took_s).take(STARTS_MOST).collect();
-        took_s.sort_by(f64::total_cmp);
-        let high_s = took_s.last()? * (1.0 + 1.0 / took_s.len() as f64);
-        let expected_s = took_s[took_s.len() / 2];
-        Some(Start { expected_s, high_s, taken_back_every_s: None })
-    }
-
-    /// `site`: where the host would be, unless one of this zone was elsewhere.
-    fn facts(&self, cluster: &Cluster, offer: &Offer, site: &SiteId) -> OfferFacts {
-        let (price, unknown) = cluster.prices.of_provider(&offer.price);
+impl Of<'_> {
+    /// `site`: where the host would be.
+    fn facts(&self, cluster: &Cluster, offer: &Offer, site: SiteId) -> OfferFacts {
+        let (price, unknown) = cluster.prices.of_provider(self.provider, &offer.price);
         let is_of = |one: &&OfferRefused| {
             (&one.kind, &one.zone, one.spot) == (&offer.kind, &offer.zone, offer.spot)
                 && cluster.clock.age_ms(one.at_ms) < REFUSED_MS
@@ -165,16 +140,15 @@ impl Of {
             let ago = format_seconds(seconds(cluster.clock.age_ms(one.at_ms)));
             format!("refused {ago} ago: {}", one.why)
         });
-        let of_zone = self.rentals.iter().rev().find(|rental| rental.offer.zone == offer.zone);
         let machine = unknown.iter().find_map(|why| why.strip_prefix("machine: "));
         OfferFacts {
-            provider: self.provider.clone(),
+            provider: self.provider.to_owned(),
             offer: Offer { price, ..offer.clone() },
             why_unknown: machine.unwrap_or_default().to_owned(),
             memory_bytes: for_vms_bytes(offer.memory_bytes),
             disk_bytes: RENT_DISK_DEFAULT_BYTES,
-            site: of_zone.map_or(site, |rental| &rental.site).clone(),
-            start: self.start(&offer.kind),
+            site,
+            start: self.starts.get(&kind_key(self.provider, &offer.kind)).copied(),
             refused,
             budget_left: self.budget_left,
         }

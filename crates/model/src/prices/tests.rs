@@ -162,6 +162,7 @@ proptest::proptest! {
 
 #[test]
 fn a_provider_s_price_that_is_missing_or_too_old_is_not_known() {
+    const MONTH: u64 = 30 * DAY_S;
     let price = Price {
         per_hour_micros: NonZeroU64::new(85_000),
         minimum_s: 60,
@@ -170,17 +171,19 @@ fn a_provider_s_price_that_is_missing_or_too_old_is_not_known() {
         source: "ec2".to_owned(),
         as_of_unix_s: on("2026-11-01"),
     };
-    let (counts, unknown) = list().of_provider(&price, on("2026-11-29"));
+    let (counts, unknown) = of_provider(&price, on("2026-11-29"), MONTH);
     assert_eq!(counts, price);
     assert_eq!(unknown, ["egress: the provider does not say it"]);
-    let (counts, unknown) = PriceList::default().of_provider(&price, on("2027-01-01"));
+    let (counts, unknown) = of_provider(&price, on("2027-01-01"), MONTH);
     let figures = [counts.per_hour_micros, counts.disk_per_gib_month_micros];
     assert_eq!((figures, counts.minimum_s), ([None, None], 60));
     assert_eq!(unknown[0], "machine: it is 61 days old, more than 30d");
-    let weekly = PriceList::parse("max-age: 7d", "p.yaml").expect("prices");
-    let (counts, _) = weekly.of_provider(&price, on("2026-11-29"));
+    let of_offer = price.clone().as_known(on("2027-01-01"), MONTH);
+    let (_, why) = of_provider(&of_offer, on("2027-01-01"), MONTH);
+    assert_eq!(why, unknown, "also of an offer that says no figures any more");
+    let (counts, _) = of_provider(&price, on("2026-11-29"), 7 * DAY_S);
     assert_eq!(counts.per_hour_micros, None);
-    let (counts, unknown) = list().of_provider(&price, on("2026-10-01"));
+    let (counts, unknown) = of_provider(&price, on("2026-10-01"), MONTH);
     assert_eq!(
         (counts.per_hour_micros, unknown[0].as_str()),
         (None, "machine: its time is not yet")

@@ -1,5 +1,7 @@
 //! The cluster rents hosts by itself, gives them back, and says why.
 
+use std::collections::BTreeSet;
+
 use perigee_model::budget::MoneyRules;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start};
@@ -171,6 +173,16 @@ async fn a_host_is_rented_for_jobs_that_wait_runs_them_and_is_given_back_when_it
     let joined = rented.rental("it to stay for a while", |one| one.id == rental.id).await;
     assert_eq!((joined.state, joined.ends_because), (RentalState::Joined, None));
     assert!(joined.first_job_ms.is_some(), "its start is learned");
+    let planned_at = async |start: Start| {
+        let spec = JobSpec { start, ..large(None) };
+        let plan = rentals::plan(&rented.lab.cluster, &spec).await.expect("a plan");
+        let options = plan.plan.options.into_iter();
+        options.map(|option| option.start).collect::<BTreeSet<HostId>>()
+    };
+    let own = [rented.lab.home.id.clone()].into();
+    assert_eq!(planned_at(Start::Anywhere).await, own, "the rented one is for those that wait");
+    let named = planned_at(Start::Host(host.id.clone())).await;
+    assert!(named.contains(&host.id), "its file names it: {named:?}");
     rented.lab.cluster.clock.pretend_passed(Duration::from_secs(3600));
     let back = rented.rental("it to be given back", is_given_back).await;
     assert_eq!(back.id, rental.id);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_cloud::{CloudError, CloudErrorKind, Provider};
-use perigee_model::money::{Money, Price};
+use perigee_model::money::{Money, PRICE_AGE_S_DEFAULT, Price};
 use perigee_model::rental::states::{RentalState, Requested};
 use perigee_model::rental::{Instance, InstanceState, NewInstance, Notice, Offer};
 
@@ -87,6 +87,8 @@ pub struct Inside {
     pub hangs_offers: bool,
     /// Its prices are so old.
     pub offered_days_ago: u64,
+    /// How old they may be, in seconds; `None`: as by default.
+    pub price_age_max_s: Option<u64>,
     /// What must not happen, and did.
     pub wrong: Vec<String>,
     /// Whose requests these are.
@@ -261,6 +263,10 @@ fn fails<T>(kind: CloudErrorKind) -> Result<T, CloudError> {
 impl Provider for Double {
     fn name(&self) -> &str {
         "lab"
+    }
+
+    fn price_age_max_s(&self) -> u64 {
+        self.inside().price_age_max_s.unwrap_or(PRICE_AGE_S_DEFAULT)
     }
 
     fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, CloudError>> {

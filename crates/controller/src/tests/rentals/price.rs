@@ -12,6 +12,7 @@ use perigee_planner::{PastRun, Traits};
 use super::super::{finish, spec, vm_of};
 use super::*;
 use crate::cluster::history_cache::History;
+use crate::planning::renting::{Kind, predict};
 use crate::{accounts, jobs, planning};
 
 /// A job without data that starts at the provider's site.
@@ -163,7 +164,8 @@ async fn a_kind_that_was_started_before_starts_again_as_fast() {
     let after = rented.plan(&anywhere()).await;
     let rent = &after.rented[0];
     assert!(!rent.reason.contains(assumed), "{rent:?}");
-    let took_s = Duration::from_millis(took_ms).as_secs_f64();
+    // As the rule learns it: a second at least.
+    let took_s = Duration::from_millis(took_ms).as_secs_f64().max(1.0);
     assert!((rent.wait.expected_s - took_s).abs() < 1e-9, "{rent:?} took {took_s} s");
     assert!((rent.wait.high_s - 2.0 * took_s).abs() < 1e-9, "one start says little: {rent:?}");
     rented.supervisor.stop().await;
@@ -175,8 +177,35 @@ async fn a_price_that_a_provider_said_long_ago_is_not_known() {
     rented.double.inside().offered_days_ago = 40;
     let problem = rentals::plan(&rented.cluster, &anywhere()).await.expect_err("nothing is there");
     assert_eq!(problem.kind, ProblemKind::Unavailable);
-    rented.double.inside().offered_days_ago = 0;
+    rented.supervisor.stop().await;
+    let rented = Rented::up(TIMING).await;
+    rented.double.inside().offered_days_ago = 40;
+    // While it is rented that counts.
+    rented.double.inside().price_age_max_s = Some(90 * 86_400);
     rented.joined("rent-1").await;
+    rented.double.inside().price_age_max_s = None;
+    let plan = rented.plan(&anywhere()).await;
+    assert!(plan.rented.is_empty(), "{plan:?}");
+    let why = &plan.not_considered[0].why;
+    assert!(why.starts_with("price unknown: it is ") && why.ends_with("more than 30d"), "{why}");
+    let cost = plan.plan.options[0].cost.as_ref().expect("a cost");
+    assert_eq!(cost.total, None, "nor does it cost nothing where it was rented");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_provider_s_own_age_counts_for_its_offers_and_for_its_hosts() {
+    let double = Double::default();
+    double.inside().offered_days_ago = 40;
+    double.inside().price_age_max_s = Some(90 * 86_400);
+    let rented = Rented::up_with(TIMING, double).await;
+    rented.joined("rent-1").await;
+    let plan = rented.plan(&anywhere()).await;
+    assert!(plan.rented.iter().any(|one| one.possible), "{plan:?}");
+    let cost = plan.plan.options[0].cost.as_ref().expect("a cost");
+    assert!(cost.total.is_some(), "{cost:?}");
+    let known = rented.cluster.prices.known(&rented.cluster.rentals, |_| None);
+    assert!(known.prices[0].price.per_hour_micros.is_some(), "{known:?}");
     rented.supervisor.stop().await;
 }
 
@@ -284,7 +313,10 @@ async fn the_link_of_a_site_is_known_when_its_rented_host_is_gone() {
     let own = FakeHost::start("home1", "home").await;
     hosts::register(&rented.cluster, &own.id, own.addresses.clone()).await.expect("it registers");
     let host = rented.joined("rent-1").await;
-    let between = async || rented.cluster.links.get(&host.id, &own.id).map(drop);
+    let between = async || {
+        rented.cluster.links.get(&host.id, &own.id)?;
+        rented.cluster.links.get(&own.id, &host.id).map(drop)
+    };
     wait_for("the link", between).await;
     rented.end("rent-1", false).await;
     rented.goes_down_with_instance(&host).await;
@@ -293,5 +325,9 @@ async fn the_link_of_a_site_is_known_when_its_rented_host_is_gone() {
     let sites = rented.cluster.links.of_sites();
     let name = |site: &str| SiteId::new(site).expect("a name");
     assert!(sites.iter().any(|(of, _)| *of == (name("lab"), name("home"))), "{sites:?}");
+    let offer = double::offer("m1", "a", false);
+    let kind = Kind { provider: "lab".to_owned(), offer, site: name("lab") };
+    let (_, assumed) = predict(&rented.cluster, &[], &[kind]).await;
+    assert!(assumed.is_empty(), "the rule that rents hosts knows it too: {assumed:?}");
     rented.supervisor.stop().await;
 }
