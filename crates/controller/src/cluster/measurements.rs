@@ -15,7 +15,7 @@ struct Running {
     /// The hosts that it keeps busy.
     hosts: Vec<HostId>,
     stop: CancellationToken,
-    /// Whether the task that carries it out has it.
+    /// Whether the task that carries it out has it, or may not have it yet.
     begun: bool,
     /// The volumes that were made for it, and their homes.
     volumes: Vec<(HostId, VolumeName)>,
@@ -52,7 +52,7 @@ impl Measurements {
         Ok(all)
     }
 
-    /// Reserves a host and those against which it is measured.
+    /// Reserves a host and those against which it is measured. Nobody carries that out before [`Self::ready`].
     ///
     /// # Errors
     /// One that another measurement keeps busy, and the host of that measurement.
@@ -64,9 +64,17 @@ impl Measurements {
                 return Err((busy.clone(), other.clone()));
             }
         }
-        let (stop, begun, volumes) = Default::default();
-        inside.running.insert(host.clone(), Running { hosts, stop, begun, volumes });
+        let (stop, volumes) = Default::default();
+        inside.running.insert(host.clone(), Running { hosts, stop, begun: true, volumes });
         Ok(())
+    }
+
+    /// Its record is written: the task that carries measurements out may take it.
+    pub fn ready(&self, host: &HostId) {
+        if let Some(running) = self.lock().running.get_mut(host) {
+            running.begun = false;
+        }
+        self.wanted.notify_one();
     }
 
     /// One that nobody carries out yet.
@@ -82,6 +90,11 @@ impl Measurements {
         let inside = self.lock();
         let running = inside.running.get(host);
         running.inspect(|running| running.stop.cancel()).is_some()
+    }
+
+    /// Whether it takes part in one.
+    pub fn is_busy(&self, host: &HostId) -> bool {
+        self.lock().running.values().any(|running| running.hosts.contains(host))
     }
 
     pub fn is_running(&self, host: &HostId) -> bool {
@@ -148,7 +161,12 @@ impl Measurements {
         if !self.stop(host) {
             records.remove(&measurement_key(host)).await?;
         }
-        self.lock().hosts.remove(host);
+        self.forget_host(host);
         Ok(())
+    }
+
+    /// Drops what is in memory of it.
+    pub fn forget_host(&self, host: &HostId) {
+        self.lock().hosts.remove(host);
     }
 }

@@ -319,11 +319,12 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
         cluster.records.remove(&format!("volumes/{volume}")).await?;
     }
     planning::links::forget(cluster, id).await?;
-    cluster.measurements.forget(&cluster.records, id).await?;
     planning::forget_host(cluster, id).await?;
     networks::forget_host(cluster, id).await?;
     cluster.records.remove(&format!("hosts/{id}")).await?;
     cluster.hosts.lock().remove(id);
+    // Of a host that is known, the end of a measurement is recorded.
+    cluster.measurements.forget(&cluster.records, id).await?;
     let jobs = removal.failed_jobs.iter().chain(&removal.placed_again).chain(&removal.moving_jobs);
     jobs.for_each(|job| cluster.drive_job(job));
     Ok(removal)

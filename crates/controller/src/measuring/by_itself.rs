@@ -1,15 +1,15 @@
 //! The first rented host of each kind is measured without being asked to: right after it has joined, if no job waits and no VM is there. A VM that
-//! comes meanwhile ends that. No job waits for a measurement.
+//! comes meanwhile ends that. No job waits for a measurement. The other host is an idle one of the same site: what goes between sites may cost money.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use perigee_model::job::{HostState, JobState};
-use perigee_model::measurement::{MeasureHost, RentedKind};
+use perigee_model::measurement::{HostMeasurement, MeasurementState, RentedKind};
 use perigee_model::rental::states::RentalState;
 use perigee_model::{HostId, Problem};
 
-use super::{start, vms_at};
+use super::{begin, vms_at};
 use crate::cluster::Cluster;
 
 /// Each figure is measured so long; seconds. A job may come at any time.
@@ -34,8 +34,14 @@ pub(super) async fn look(cluster: &Cluster, tried: &mut Tried) -> Result<(), Pro
         let is_drained = cluster.hosts.drain(host).is_some();
         let is_busy = vms_at(cluster, host) > 0 || waits || is_drained;
         if cluster.measurements.is_running(host) {
-            let by_itself = cluster.measurements.of(host).is_some_and(|view| view.by == ITSELF);
-            if is_busy && by_itself {
+            let is_own = |view: &HostMeasurement| {
+                view.by == ITSELF && view.state == MeasurementState::Measuring
+            };
+            let view = cluster.measurements.of(host).filter(is_own);
+            let is_disturbed = |view: HostMeasurement| {
+                is_busy || view.networks.iter().any(|link| vms_at(cluster, &link.with) > 0)
+            };
+            if view.is_some_and(is_disturbed) {
                 cluster.measurements.stop(host);
             }
             continue;
@@ -49,10 +55,24 @@ pub(super) async fn look(cluster: &Cluster, tried: &mut Tried) -> Result<(), Pro
             continue;
         }
         tried.0.insert(host.clone(), Instant::now());
-        let ask = MeasureHost { against: Vec::new(), length_s: LENGTH_S, beside_vms: false };
-        if let Err(problem) = start(cluster, host, ask, ITSELF.to_owned()).await {
+        let against: Vec<HostId> = idle_neighbour(cluster, host).into_iter().collect();
+        if let Err(problem) = begin(cluster, host, &against, LENGTH_S, ITSELF.to_owned()).await {
             tracing::info!("host {host} of a new kind is measured later: {problem}");
         }
     }
     Ok(())
+}
+
+/// Another host of the site, which is not drained and has no VM.
+pub(crate) fn idle_neighbour(cluster: &Cluster, host: &HostId) -> Option<HostId> {
+    let site = cluster.hosts.get(host).ok()?.addresses.site.clone();
+    let is_idle = |other: &HostId| {
+        other != host
+            && vms_at(cluster, other) == 0
+            && cluster.hosts.drain(other).is_none()
+            && !cluster.measurements.is_busy(other)
+    };
+    let mut up = cluster.hosts.up().into_iter();
+    let found = up.find(|other| other.addresses.site == site && is_idle(&other.id));
+    found.map(|other| other.id.clone())
 }

@@ -7,11 +7,16 @@
 mod by_itself;
 mod steps;
 
+#[cfg(test)]
+pub(crate) use by_itself::idle_neighbour;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use perigee_model::limits::{MEASURE_S, MEASURED_AGAINST, MEASURED_KINDS, OutOfLimits};
-use perigee_model::measurement::{HostMeasurement, MeasureHost, MeasurementState, RentedKind};
+use perigee_model::measurement::{
+    HostMeasurement, MeasureHost, MeasurementState, NetworkFigures, RentedKind,
+};
 use perigee_model::rental::states::RentalState;
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::task::JoinSet;
@@ -48,7 +53,19 @@ pub async fn start(
             .next("wait until they have ended, move them, or measure beside them: --beside-vms"));
     }
     let against = against(cluster, host, &ask.against)?;
-    cluster.measurements.reserve(host, &against).map_err(|(busy, other)| {
+    begin(cluster, host, &against, ask.length_s, by).await
+}
+
+/// Records it, and has it carried out.
+async fn begin(
+    cluster: &Cluster,
+    host: &HostId,
+    against: &[HostId],
+    length_s: u64,
+    by: String,
+) -> Result<HostMeasurement, Problem> {
+    let what = format!("can't measure host {host}");
+    cluster.measurements.reserve(host, against).map_err(|(busy, other)| {
         let why = format!("host {busy} takes part in the measurement of host {other}");
         Problem::conflict(&what, why).next(format!(
             "wait until that has ended, or call it off: perigee host measure {other} --cancel"
@@ -62,8 +79,8 @@ pub async fn start(
         by,
         begun_ms: now_ms(),
         ended_ms: None,
-        length_s: ask.length_s,
-        networks: steps::networks(cluster, &against),
+        length_s,
+        networks: steps::networks(cluster, against),
         disks: Vec::new(),
     };
     let record = MeasurementRecord { view: view.clone(), volumes: Vec::new() };
@@ -72,7 +89,7 @@ pub async fn start(
         return Err(problem);
     }
     cluster.measurements.note(view.clone());
-    cluster.measurements.wanted.notify_one();
+    cluster.measurements.ready(host);
     Ok(view)
 }
 
@@ -81,16 +98,25 @@ pub async fn start(
 /// # Errors
 /// `NotFound`.
 pub fn get(cluster: &Cluster, host: &HostId) -> Result<HostMeasurement, Problem> {
-    known(cluster, host).ok_or_else(|| {
+    // Whoever follows a measurement of this host sees its end, also without figures.
+    cluster.measurements.of(host).or_else(|| known(cluster, host)).ok_or_else(|| {
         Problem::not_found(format!("the figures of host {host}"), "it was not measured yet")
             .next(format!("measure it: perigee host measure {host}"))
     })
 }
 
-/// As [`get`]; `None` if there is nothing.
+/// As [`get`], but what was called off without a figure counts only where no figures of the host's kind are known; `None` if there is nothing.
 pub fn known(cluster: &Cluster, host: &HostId) -> Option<HostMeasurement> {
     let of_kind = || cluster.measurements.of_kind(&kind_of(cluster, host)?);
-    cluster.measurements.of(host).or_else(of_kind)
+    let own = || cluster.measurements.of(host);
+    let counts =
+        |view: &HostMeasurement| view.state != MeasurementState::CalledOff || has_figures(view);
+    own().filter(counts).or_else(of_kind).or_else(own)
+}
+
+fn has_figures(view: &HostMeasurement) -> bool {
+    let has_link = |link: &NetworkFigures| link.rtt_ms.is_some() || link.to_bytes_per_s.is_some();
+    view.disks.iter().any(|disk| disk.figures.is_some()) || view.networks.iter().any(has_link)
 }
 
 /// Calls a measurement off. What was measured is kept.
@@ -148,11 +174,13 @@ pub async fn run(cluster: Arc<Cluster>, task: Task) {
     let mut by_itself = by_itself::Tried::default();
     // Records of measurements that nobody carries out.
     let mut is_left = true;
+    let mut why = "the controller was started again meanwhile";
     loop {
         let look = async {
             if is_left {
-                end_left(&cluster).await?;
+                end_left(&cluster, why).await?;
                 is_left = false;
+                why = "its end could not be recorded, or its task failed";
             }
             by_itself::look(&cluster, &mut by_itself).await?;
             while let Some((host, stop)) = cluster.measurements.take() {
@@ -171,14 +199,13 @@ pub async fn run(cluster: Arc<Cluster>, task: Task) {
     }
 }
 
-/// Ends measurements that an earlier controller has begun, or whose task has panicked.
-async fn end_left(cluster: &Cluster) -> Result<(), Problem> {
+/// Ends measurements that an earlier controller has begun, or whose task has panicked. `why` nobody carries them out.
+async fn end_left(cluster: &Cluster, why: &str) -> Result<(), Problem> {
     for record in cluster.records.list::<MeasurementRecord>(MEASUREMENTS).await? {
         let is_left =
             record.view.state == MeasurementState::Measuring || !record.volumes.is_empty();
         if is_left && !cluster.measurements.is_running(&record.view.host) {
-            let why = "the controller was started again meanwhile".to_owned();
-            steps::end(cluster, record, Some(why)).await?;
+            steps::end(cluster, record, Some(why.to_owned())).await?;
         }
     }
     Ok(())

@@ -1,9 +1,9 @@
 //! One measurement, from its first step to what is left of it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use perigee_model::client::IQN_PREFIX;
+use perigee_model::client::{IQN_PREFIX, target_name};
 use perigee_model::measurement::{
     DiskFigures, DiskMeasurement, DiskPath, HostMeasurement, IscsiPortal, MEASURED_BYTES_MAX,
     MEASURED_PREFIX, MeasureDisk, MeasuredDisk, MeasurementState, NetworkFigures, OpenPortal,
@@ -27,6 +27,17 @@ use crate::storage::volumes::reachable;
 const PIECE_BYTES: u64 = 64 << 20;
 /// A portal that nobody ends is open for so long.
 const PORTAL_S: u64 = 3600;
+
+/// Whether a host has answered with a portal of its own for this volume. What is there is overwritten.
+fn check_is_portal_of(at: &IscsiPortal, host: IpAddr, volume: &VolumeName) -> Result<(), Problem> {
+    let is_there = at.portal.parse::<SocketAddr>().is_ok_and(|portal| portal.ip() == host);
+    if is_there && at.target == target_name(volume.as_str()) {
+        return Ok(());
+    }
+    let why =
+        format!("the host {host} answers with another target: {} at {}", at.target, at.portal);
+    Err(Problem::internal("can't measure a disk over iSCSI", why))
+}
 
 /// Nothing is measured yet.
 pub(super) fn networks(cluster: &Cluster, against: &[HostId]) -> Vec<NetworkFigures> {
@@ -92,12 +103,15 @@ pub(super) async fn end(
         if is_called_off { MeasurementState::CalledOff } else { MeasurementState::Done };
     record.view.now = why.unwrap_or_default();
     record.view.ended_ms = Some(now_ms());
-    let is_known = cluster.hosts.get(&record.view.host).is_ok();
-    if is_known {
+    let is_known = || cluster.hosts.get(&record.view.host).is_ok();
+    if is_known() {
         cluster.records.put(&measurement_key(&record.view.host), &record).await?;
         cluster.measurements.note(record.view.clone());
-    } else {
+    }
+    // Also if it was removed meanwhile.
+    if !is_known() {
         cluster.records.remove(&measurement_key(&record.view.host)).await?;
+        cluster.measurements.forget_host(&record.view.host);
     }
     let has_figures = record.view.disks.iter().any(|disk| disk.figures.is_some());
     if !is_called_off && has_figures { keep_kind(cluster, &record.view).await } else { Ok(()) }
@@ -237,6 +251,11 @@ impl Measuring<'_> {
         self.cluster.records.put(&measurement_key(&self.view().host), &self.record).await?;
         let new = CreateVolume::new(name.clone(), Some(size_bytes), VolumeSource::Empty);
         let made: VolumeInfo = home.volume_slow.post("/v1/volumes", &new).await?;
+        // What is named next is overwritten.
+        if made.name != name {
+            let why = format!("host {} answers with another volume: {}", home.id, made.name);
+            return Err(Problem::internal("can't measure a disk", why));
+        }
         let path = format!("/v1/measure/{name}/fill");
         home.volume_slow.post_long::<()>(&path, &(), |_| {}).await?;
         Ok(made)
@@ -277,6 +296,7 @@ impl Measuring<'_> {
         };
         let path = format!("/v1/measure/{}/portal", volume.name);
         let at: IscsiPortal = home.volume.post(&path, &ask).await?;
+        check_is_portal_of(&at, address.ip(), &volume.name)?;
         self.disk(host, MeasuredDisk::Iscsi { at, initiator }, volume.size_bytes).await
     }
 

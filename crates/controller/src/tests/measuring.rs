@@ -1,5 +1,6 @@
 //! Measurements of hosts: who is asked for what, what is left, and which are refused.
 
+use perigee_model::client::target_name;
 use perigee_model::measurement::{
     DiskPath, HostMeasurement, MEASURED_PREFIX, MeasureHost, MeasuredDisk, MeasurementState,
     RentedKind,
@@ -8,8 +9,10 @@ use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, ProblemKind};
 
 use super::fake::FakeHost;
+use super::gone::second_home;
 use super::{Lab, data_volume, running, wait_for};
 use crate::cluster::Cluster;
+use crate::measuring::idle_neighbour;
 use crate::records::{MEASURED_KINDS, MEASUREMENTS, MeasurementRecord};
 use crate::storage::unknown;
 use crate::{hosts, measuring};
@@ -24,6 +27,12 @@ fn home1() -> HostId {
 
 fn has_room(hosts: &[&FakeHost]) {
     hosts.iter().for_each(|host| host.inside().pool_free_bytes = Some(1 << 40));
+}
+
+/// Fakes have no such address: nobody connects to their volumes.
+async fn has_an_ip(lab: &Lab, host: &FakeHost, ip: &str) {
+    let addresses = HostAddresses { nbd_addr: format!("{ip}:10809"), ..host.addresses.clone() };
+    hosts::register(&lab.cluster, &host.id, addresses).await.expect("registered");
 }
 
 async fn begin(cluster: &Cluster) -> HostMeasurement {
@@ -59,9 +68,7 @@ async fn a_host_is_measured_by_itself_and_against_one_of_another_site_and_nothin
     let lab = Lab::up().await;
     has_room(&[&lab.home, &lab.cloud]);
     lab.home.inside().measured.no_iscsi = true;
-    let addresses =
-        HostAddresses { nbd_addr: "127.0.0.1:10809".to_owned(), ..lab.cloud.addresses.clone() };
-    hosts::register(&lab.cluster, &lab.cloud.id, addresses).await.expect("registered");
+    has_an_ip(&lab, &lab.cloud, "127.0.0.1").await;
     let begun = begin(&lab.cluster).await;
     assert_eq!((begun.state, begun.networks.len()), (MeasurementState::Measuring, 1));
     let measured = ended(&lab.cluster).await;
@@ -95,11 +102,81 @@ async fn a_host_is_measured_by_itself_and_against_one_of_another_site_and_nothin
         let filled = lab.cloud.inside().measured.filled[0].to_string();
         assert!(export.starts_with(&format!("{filled}@")), "{export}");
         let MeasuredDisk::Iscsi { at, .. } = asked[2] else { panic!("{asked:?}") };
-        assert_eq!(at.target, format!("iqn:{filled}"));
+        assert_eq!(at.target, target_name(&filled));
     }
     nothing_is_left(&lab).await;
     let unknown = unknown::list(&lab.cluster).await.expect("a list");
     assert!(unknown.iter().all(|one| !one.name.starts_with(MEASURED_PREFIX)), "{unknown:?}");
+}
+
+/// The problem of the other host's disk over that path, and over what the first host was asked to measure.
+async fn refused(lab: &Lab, path: DiskPath) -> (String, Vec<MeasuredDisk>) {
+    begin(&lab.cluster).await;
+    let measured = ended(&lab.cluster).await;
+    let disk = measured.disks.iter().find(|disk| disk.path == path);
+    let disk = disk.expect("it was tried");
+    assert!(disk.figures.is_none(), "{measured:?}");
+    let asked = lab.home.inside().measured.asked.iter().map(|ask| ask.disk.clone()).collect();
+    (disk.problem.clone(), asked)
+}
+
+#[tokio::test]
+async fn a_host_that_answers_with_another_volume_has_nothing_overwritten() {
+    let lab = Lab::up().await;
+    has_room(&[&lab.home, &lab.cloud]);
+    has_an_ip(&lab, &lab.cloud, "127.0.0.1").await;
+    lab.cloud.inside().measured.makes = Some(data_volume());
+    let (problem, asked) = refused(&lab, DiskPath::Nbd).await;
+    assert!(problem.contains("answers with another volume"), "{problem}");
+    assert_eq!(asked.len(), 1, "only the own disk: {asked:?}");
+    assert!(lab.cloud.inside().measured.filled.is_empty());
+}
+
+#[tokio::test]
+async fn a_host_that_answers_with_a_target_of_another_volume_or_host_has_nothing_overwritten() {
+    let lab = Lab::up().await;
+    has_room(&[&lab.home, &lab.cloud]);
+    has_an_ip(&lab, &lab.cloud, "127.0.0.1").await;
+    lab.cloud.inside().measured.answers_with = Some(data_volume());
+    let (problem, asked) = refused(&lab, DiskPath::Iscsi).await;
+    assert!(problem.contains("answers with another target"), "{problem}");
+    let no_iscsi = |asked: &[MeasuredDisk]| {
+        asked.iter().all(|disk| !matches!(disk, MeasuredDisk::Iscsi { .. }))
+    };
+    assert!(no_iscsi(&asked), "{asked:?}");
+    lab.cloud.inside().measured.answers_with = None;
+    // Its portal is at another address than the host is.
+    has_an_ip(&lab, &lab.cloud, "127.0.0.2").await;
+    let (problem, asked) = wait_for("the hosts to be free", async || {
+        let is_free = !lab.cluster.measurements.is_busy(&lab.home.id);
+        if is_free { Some(refused(&lab, DiskPath::Iscsi).await) } else { None }
+    })
+    .await;
+    assert!(problem.contains("answers with another target"), "{problem}");
+    assert!(no_iscsi(&asked), "{asked:?}");
+}
+
+#[tokio::test]
+async fn by_itself_a_host_is_measured_only_against_an_idle_one_of_its_site() {
+    let lab = Lab::up().await;
+    let of = |host: &FakeHost| idle_neighbour(&lab.cluster, &host.id);
+    assert_eq!(of(&lab.home), None, "the other host is at another site");
+    running(&lab).await;
+    let second = second_home(&lab).await;
+    assert_eq!(of(&lab.home), Some(second.id.clone()));
+    assert_eq!(of(&second), None, "a VM is at the other host");
+}
+
+#[tokio::test]
+async fn a_measurement_is_carried_out_only_after_it_is_recorded() {
+    let lab = Lab::up().await;
+    let measurements = &lab.cluster.measurements;
+    measurements.reserve(&home1(), &[]).expect("it is free");
+    assert!(measurements.take().is_none(), "its record may not be there");
+    measurements.ready(&home1());
+    assert_eq!(measurements.take().expect("it is there").0, home1());
+    assert!(measurements.take().is_none(), "it is carried out once");
+    measurements.ended(&home1());
 }
 
 #[tokio::test]

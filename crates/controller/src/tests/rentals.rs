@@ -18,6 +18,8 @@ mod killed_later;
 mod left_site;
 #[path = "rentals/lies.rs"]
 mod lies;
+#[path = "rentals/measured.rs"]
+mod measured;
 #[path = "rentals/money.rs"]
 mod money;
 #[path = "rentals/price.rs"]

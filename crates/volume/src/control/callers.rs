@@ -64,6 +64,10 @@ mod tests {
             (Method::POST, &["v1", "volumes", "a", "replica", "promote"]),
             (Method::PUT, &["v1", "sites"]),
             (Method::POST, &["v1", "trace"]),
+            (Method::POST, &["v1", "measure"]),
+            (Method::POST, &["v1", "measure", "perigee-measured-1", "fill"]),
+            (Method::POST, &["v1", "measure", "perigee-measured-1", "portal"]),
+            (Method::DELETE, &["v1", "measure", "perigee-measured-1", "portal"]),
             (Method::GET, &["v1", "a-route-of-tomorrow"]),
         ] {
             assert!(may(&controller, &method, path), "{method} {path:?}");

@@ -17,7 +17,7 @@ use nix::unistd::Uid;
 use perigee_block::locking::lock;
 use perigee_iscsi::access::{Client, Clients};
 use perigee_iscsi::{Listener, Options, Target as IscsiTarget};
-use perigee_model::client::target_name;
+use perigee_model::client::{export_of_target, target_name};
 use perigee_model::limits::MEASURE_S;
 use perigee_model::measurement::{
     DiskFigures, IscsiPortal, MEASURED_PREFIX, MeasureDisk, MeasuredDisk, OpenPortal,
@@ -41,6 +41,8 @@ const PIECE_BYTES: usize = 1 << 20;
 const PORTALS_MAX: usize = 16;
 /// A portal lives no longer; seconds.
 const PORTAL_S_MAX: u64 = 3600;
+/// After a measurement is called off, some time goes by until its programs have ended. The next one waits so long.
+const TURN_MAX: Duration = Duration::from_secs(5);
 /// Connections of one initiator, and of those who are disconnected.
 const SESSIONS_MAX: usize = 4;
 
@@ -67,7 +69,7 @@ impl Measuring {
     /// # Errors
     /// `Conflict` while another disk is measured; `NoSpace`; `Unsupported` without the programs; `Unavailable` if the disk does not answer.
     pub async fn disk(&self, ask: &MeasureDisk) -> Result<DiskFigures, Problem> {
-        let Ok(_turn) = self.turn.try_lock() else {
+        let Ok(_turn) = tokio::time::timeout(TURN_MAX, self.turn.lock()).await else {
             let why = "this volume server measures another one";
             return Err(Problem::conflict(WHAT, why).next("wait until that has ended"));
         };
@@ -77,6 +79,7 @@ impl Measuring {
             MeasuredDisk::Pool => self.own(ask).await,
             MeasuredDisk::Export { export } => self.export(export, ask).await,
             MeasuredDisk::Iscsi { at, initiator } => {
+                check_is_for_this(WHAT, &export_of_target(&at.target).unwrap_or_default())?;
                 let (portal, target) = (at.portal.clone(), at.target.clone());
                 let target = Target::Iscsi { portal, target, initiator: initiator.clone() };
                 figures(&target, ask, (true, false)).await
@@ -106,6 +109,7 @@ impl Measuring {
     async fn export(&self, export: &str, ask: &MeasureDisk) -> Result<DiskFigures, Problem> {
         check_is_for_this(WHAT, export)?;
         let socket = self.dir.join("measured.sock");
+        let _unlink = Unlink(&socket);
         let listener = perigee_http::bind_unix(&socket).await.map_err(|error| {
             Problem::internal(WHAT, format!("can't listen on {}: {error}", socket.display()))
         })?;
@@ -114,9 +118,7 @@ impl Measuring {
         let _end = stop.clone().drop_guard();
         tokio::spawn(self.server.clone().serve_vm(listener, vm, stop));
         let target = Target::Nbd { socket: socket.clone(), export: export.to_owned() };
-        let measured = figures(&target, ask, (true, true)).await;
-        drop(std::fs::remove_file(&socket));
-        measured
+        figures(&target, ask, (true, true)).await
     }
 
     /// Writes random bytes to all of a volume here: what can't be compressed on its way, and is no hole.
@@ -184,6 +186,15 @@ impl Measuring {
         if let Some(stop) = lock(&self.portals).remove(volume) {
             stop.cancel();
         }
+    }
+}
+
+/// Removes a socket's name, also if nobody waits for the figures any more.
+struct Unlink<'a>(&'a Path);
+
+impl Drop for Unlink<'_> {
+    fn drop(&mut self) {
+        drop(std::fs::remove_file(self.0));
     }
 }
 
@@ -259,7 +270,23 @@ fn random_piece() -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use perigee_nbd::ServerOptions;
+    use perigee_store::PoolConfig;
+    use uuid::Uuid;
+
     use super::*;
+    use crate::exports::Here;
+    use crate::remotes::{RemoteOptions, Remotes};
+
+    async fn measuring_at(dir: &Path) -> Measuring {
+        let remotes = Remotes::load(&RemoteOptions::default()).expect("no files");
+        let config = PoolConfig { private: None, dir: dir.into(), connect: remotes.connector() };
+        let pool = Pool::open(config).await.expect("a pool");
+        let here = Here { server_id: Uuid::new_v4(), boot: String::new() };
+        let exports = PoolExports::new(Arc::clone(&pool), Arc::default(), here, remotes);
+        let server = Server::new(exports.clone(), ServerOptions::default()).expect("a server");
+        Measuring::new(pool, exports, server, dir.into())
+    }
 
     #[test]
     fn a_file_that_is_measured_has_no_name_and_no_holes() {
@@ -277,6 +304,28 @@ mod tests {
         check_is_for_this(WHAT, &format!("{MEASURED_PREFIX}1@1")).expect("it was made for this");
         for other in ["data", "acme~perigee-measured-1", "image:debian"] {
             check_is_for_this(WHAT, other).expect_err(other);
+        }
+    }
+
+    #[test]
+    fn a_socket_has_no_name_any_more_when_nobody_waits_for_the_figures() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("measured.sock");
+        std::fs::write(&path, "").expect("written");
+        drop(Unlink(&path));
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_target_that_was_not_made_to_be_measured_is_refused_before_it_is_asked() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let measuring = measuring_at(dir.path()).await;
+        for target in [target_name("data"), "iqn.2026-11.org.other:perigee-measured-1".to_owned()] {
+            let at = IscsiPortal { portal: "127.0.0.1:1".to_owned(), target };
+            let disk = MeasuredDisk::Iscsi { at, initiator: "iqn.secret".to_owned() };
+            let ask = MeasureDisk { disk, size_bytes: 4 << 20, length_ms: 1000 };
+            let refused = measuring.disk(&ask).await.expect_err("it was made for something else");
+            assert!(refused.why.contains(MEASURED_PREFIX), "{refused}");
         }
     }
 

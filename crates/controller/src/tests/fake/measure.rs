@@ -7,6 +7,7 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::routing::post;
 use perigee_http::{Json, Reply};
+use perigee_model::client::target_name;
 use perigee_model::measurement::{DiskFigures, IscsiPortal, MeasureDisk, MeasuredDisk, OpenPortal};
 use perigee_model::volume::Step;
 use perigee_model::{Problem, VolumeName};
@@ -22,6 +23,10 @@ pub struct Measured {
     pub portals: Vec<VolumeName>,
     /// No measurement of a disk ends.
     pub hangs: bool,
+    /// It answers that it has made this volume, whatever it was asked for.
+    pub makes: Option<VolumeName>,
+    /// It answers with a portal of this volume's, whatever it was asked for.
+    pub answers_with: Option<VolumeName>,
     /// It has no initiator for iSCSI.
     pub no_iscsi: bool,
 }
@@ -63,8 +68,9 @@ async fn fill(State(inside): Shared, Path(volume): Path<VolumeName>) -> String {
 }
 
 async fn open_portal(State(inside): Shared, Json(ask): Json<OpenPortal>) -> Reply<IscsiPortal> {
-    let target = format!("iqn:{}", ask.volume);
-    inside.lock().expect("lock").measured.portals.push(ask.volume);
+    let mut inside = inside.lock().expect("lock");
+    let target = target_name(inside.measured.answers_with.as_ref().unwrap_or(&ask.volume).as_str());
+    inside.measured.portals.push(ask.volume);
     Ok(Json(IscsiPortal { portal: "127.0.0.1:3260".to_owned(), target }))
 }
 

@@ -95,7 +95,10 @@ async fn create(State(inside): Shared, Json(new): Json<CreateVolume>) -> Reply<V
     {
         return Err(no_volume());
     }
-    let info = volume_info(&new);
+    let mut info = volume_info(&new);
+    if let Some(other) = inside.measured.makes.clone() {
+        info.name = other;
+    }
     let volume = Volume {
         info: info.clone(),
         issued: 1,
