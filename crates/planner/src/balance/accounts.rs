@@ -190,6 +190,11 @@ impl Accounts {
         saved.map_or((0.0, 0.0), |saved| (saved.saved_s, saved.for_s))
     }
 
+    /// Whether the network to the VM's data is what being at that host would have saved.
+    pub(super) fn is_by_data(&self, vm: &VmId, host: &HostId) -> bool {
+        self.vms.get(vm).and_then(|account| account.saved.get(host)).is_some_and(Saved::is_by_data)
+    }
+
     /// The VM's move that is on trial, and the one that was judged last.
     pub(super) fn trials(&self, vm: &VmId) -> (Option<MoveTrial>, Option<MoveTrial>) {
         let shown = |trial: &Trial| {

@@ -29,7 +29,7 @@ pub fn explain(
     let of_host = |to: usize| {
         let host = look.hosts[to].host.clone();
         let there = elsewhere(&host);
-        let why_not = loads.why_not(number, here, to);
+        let why_not = loads.why_not(number, here, to, accounts.is_by_data(vm, &host));
         let price_s = there.as_ref().ok().copied().and_then(sound).map(|there| there.price_s);
         let (saved_s, for_s) = accounts.saved(vm, &host);
         let why_not = why_not.or(there.err()).unwrap_or_default();

@@ -156,8 +156,9 @@ impl<'a> Loads<'a> {
         self.at[host].wanted
     }
 
-    /// What stands against the VM's being at the host, whatever that would save; `None` if nothing does.
-    pub fn why_not(&self, vm: usize, here: usize, to: usize) -> Option<String> {
+    /// What stands against the VM's being at the host, whatever that would save; `None` if nothing does. `by_data`: the VM would go there for
+    /// its data, for which processors need not be left.
+    pub fn why_not(&self, vm: usize, here: usize, to: usize, by_data: bool) -> Option<String> {
         let (load, host, at) = (&self.look.vms[vm], &self.look.hosts[to], &self.at[to]);
         let why = if !host.takes_vms {
             "it is drained, does not answer, or has its VMs give memory back"
@@ -173,7 +174,7 @@ impl<'a> Loads<'a> {
             "the VMs that this one is to be with, or not with, stand against it"
         } else if at.wanted.is_none() {
             "its load is not known"
-        } else if self.at[here].wanted.is_some() && !self.fits(vm, here, to) {
+        } else if !by_data && self.at[here].wanted.is_some() && !self.fits(vm, here, to) {
             "it has no processors left for the VM"
         } else {
             return None;

@@ -31,6 +31,21 @@ fn a_vm_goes_to_its_data_at_another_site_and_says_what_it_has_lost() {
 }
 
 #[test]
+fn processors_that_are_not_left_beside_the_data_do_not_stand_against_a_move_there() {
+    let (mut accounts, mut look) = (Accounts::default(), far(Comes::ForData));
+    look.hosts[1].other_cpus = Some(CPUS);
+    let decision = balance(&mut accounts, &look, near).decisions.remove(0);
+    assert_eq!(decision.to, host_id(1));
+    let there = |_: &HostId| Ok(Elsewhere { price_s: PRICE_S, data_lost: 0.01 });
+    let why_not = |accounts: &Accounts| {
+        let said = explain(accounts, &look, &vm_id(0), there).expect("it is there");
+        said.targets[0].why_not.clone()
+    };
+    assert_eq!(why_not(&accounts), "");
+    assert!(why_not(&Accounts::default()).contains("no processors left"));
+}
+
+#[test]
 fn a_site_that_is_not_switched_on_gets_no_vm_and_is_advised() {
     let (mut accounts, look) = (Accounts::default(), far(Comes::ForDataAdvised));
     for _ in 0..3 {
