@@ -72,6 +72,7 @@ pub mod wan;
 pub use definition::{Definition, LabId, Link, SiteDef};
 pub use down::{down, down_all, remains};
 pub use images::import_everywhere;
+pub use process::own_cpus;
 pub use progress::{Step, Steps};
 pub use state::DEFAULT_BASE;
 pub use supervisor::supervise;

@@ -85,6 +85,10 @@ fn iscsi_beside_local(results: &Results) -> Figure {
     let local = disk(&results.rented, DiskPath::Pool, Where::Near);
     let iscsi = disk(&results.rented, DiskPath::Iscsi, Where::Near);
     let nbd = disk(&results.rented, DiskPath::Nbd, Where::Near);
+    let own = match local.map(|local| local.direct) {
+        Some(false) => "and what is read of the own disk may be in that of its own host",
+        _ => "while the own disk is read with direct I/O",
+    };
     let ours = local.zip(iscsi).map(|(local, iscsi)| {
         let shares = (
             iscsi.write_bytes_per_s / local.write_bytes_per_s.max(1.0),
@@ -110,7 +114,9 @@ fn iscsi_beside_local(results: &Results) -> Figure {
         "Local and iSCSI disk of the cloud, write and read (004, figures 14 and 15)",
         "iSCSI is significantly slower than the local disk, which comes from the slow network of EC2.",
         ours,
-        "The network inside the lab's site is not slow, and what is read over iSCSI is in the other host's page cache, while the own disk is read with direct I/O.",
+        &format!(
+            "The network inside the lab's site is not slow, and what is read over iSCSI is in the other host's page cache, {own}."
+        ),
     )
 }
 

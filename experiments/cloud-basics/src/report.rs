@@ -19,11 +19,12 @@ pub fn html(results: &Results) -> String {
     page.push_str("<h1>What own and rented hosts can do</h1>\n");
     let lead = format!(
         "A lab of two sites on one machine, with a WAN of {} ms and {} Mbit/s. Each figure was measured for at most {} s by `perigee host measure`: networks over the \
-         connections that Perigee's hosts have with each other, the own disk with direct I/O, and a volume of another host over NBD through both volume servers and \
+         connections that Perigee's hosts have with each other, {}, and a volume of another host over NBD through both volume servers and \
          over iSCSI. Sequential requests have 1 MiB, four at a time, and a flush after each 16 MiB that are written.",
         results.rtt_ms,
         results.rate_bits_per_s / 1_000_000,
-        results.length_s
+        results.length_s,
+        own_disk(results)
     );
     let _ = writeln!(page, "<p class=\"lead\">{}</p>", escape(&lead));
     theirs_and_ours(&mut page, results);
@@ -37,6 +38,22 @@ pub fn html(results: &Results) -> String {
     missing(&mut page, results);
     page::end(&mut page, &results.versions);
     page
+}
+
+/// How the own disks were read and written.
+fn own_disk(results: &Results) -> &'static str {
+    let is_direct =
+        |of: &HostMeasurement| disk(of, DiskPath::Pool, Where::Near).map(|of| of.direct);
+    match (is_direct(&results.own), is_direct(&results.rented)) {
+        (Some(false), Some(false)) => "the own disk through the page cache",
+        (Some(false), _) => {
+            "the own disk with direct I/O, but that of the own host through the page cache"
+        }
+        (_, Some(false)) => {
+            "the own disk with direct I/O, but that of the rented host through the page cache"
+        }
+        _ => "the own disk with direct I/O",
+    }
 }
 
 fn theirs_and_ours(page: &mut String, results: &Results) {
@@ -236,6 +253,18 @@ mod tests {
         {
             assert!(page.contains(part), "{part} is not in the page");
         }
+    }
+
+    #[test]
+    fn a_disk_that_was_read_through_the_page_cache_is_said_to_be() {
+        let mut cached = results(false);
+        let through = "the own disk through the page cache";
+        assert!(!html(&cached).contains(through));
+        for disk in cached.own.disks.iter_mut().chain(&mut cached.rented.disks) {
+            disk.figures.iter_mut().for_each(|figures| figures.direct = false);
+        }
+        let page = html(&cached);
+        assert!(page.contains(through) && !page.contains("with direct I/O"), "{page}");
     }
 
     #[test]

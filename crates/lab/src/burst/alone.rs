@@ -1,4 +1,4 @@
-//! How long the own hosts alone would need for the queue: the renting rule's own drain of the queue, without a machine for rent.
+//! How long the own hosts alone would need at least for the queue: the renting rule's own drain of the queue, without a machine for rent.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,8 @@ use perigee_planner::rent::{self, Host, Run, Snapshot, Worth};
 use super::outcome::{Alone, waiting};
 use super::stage::JOB_CPUS;
 
-/// By the plan of each job before it was submitted. Each host runs one job at a time.
+/// By the plan of each job before it was submitted. Each host runs one job at a time. The least: each job is taken to run at each of the hosts as
+/// fast as its plan's best way does, which is beside its data.
 ///
 /// # Errors
 /// `Internal` if a job would not run at any of the hosts.

@@ -89,35 +89,9 @@ impl Story<'_> {
             self.lab.definition.hosts().map(|(_, host)| host.clone()).collect();
         self.prepare(&cluster).await?;
         let mut watch = Watch::new(&cluster, &self.client, self.steps, &own_hosts);
-        self.steps.say(
-            "The first job of each kind runs at the own hosts: it shows how long its kind takes.",
-        );
-        for task in Task::ALL {
-            let job = self.submit(&cluster, task).await?;
-            watch.follow(job, task, true);
-        }
-        watch.until_all_ended().await?;
-        let predicted = self.predict(&cluster).await?;
-        watch.count_from_now();
-        let mut queue = Vec::new();
-        for task in stage::queue(self.options.jobs) {
-            let job = self.submit(&cluster, task).await?;
-            queue.extend(predicted.get(&task).map(|estimate| (job.clone(), *estimate)));
-            watch.follow(job, task, false);
-        }
-        let alone = alone::alone(&queue, &own_hosts, WAITING_PER_HOUR)?;
-        watch.say(format!(
-            "{} jobs are in the queue. By their predictions the own hosts {} alone need {}, and all waiting costs {}.",
-            queue.len(),
-            words(&own_hosts),
-            minutes(alone.seconds),
-            alone.waiting
-        ));
-        self.rent(&mut watch).await?;
-        watch.until_all_ended().await?;
+        let mut alone = None;
+        let told = self.act(&cluster, &own_hosts, &mut watch, &mut alone).await;
         let took_s = watch.last_end_s();
-        watch.say(format!("The last job of the queue has ended after {}.", minutes(took_s)));
-        watch.until_all_given_back().await?;
         let (jobs, rentals, events) = watch.told();
         Ok(Outcome {
             versions: versions(own_version(), &[QEMU]),
@@ -130,8 +104,49 @@ impl Story<'_> {
             jobs,
             rentals,
             events,
+            problems: told.err().iter().map(ToString::to_string).collect(),
             left_behind: Vec::new(),
         })
+    }
+
+    /// From the first jobs to the end of the last rental. What happened before an error is in `watch`.
+    async fn act(
+        &self,
+        cluster: &Cluster,
+        own_hosts: &[HostId],
+        watch: &mut Watch<'_>,
+        alone: &mut Option<Alone>,
+    ) -> Result<(), Problem> {
+        self.steps.say(
+            "The first job of each kind runs at the own hosts: it shows how long its kind takes.",
+        );
+        for task in Task::ALL {
+            let job = self.submit(cluster, task).await?;
+            watch.follow(job, task, true);
+        }
+        watch.until_all_ended().await?;
+        let predicted = self.predict(cluster).await?;
+        watch.count_from_now();
+        let mut queue = Vec::new();
+        for task in stage::queue(self.options.jobs) {
+            let job = self.submit(cluster, task).await?;
+            queue.extend(predicted.get(&task).map(|estimate| (job.clone(), *estimate)));
+            watch.follow(job, task, false);
+        }
+        let least = alone::alone(&queue, own_hosts, WAITING_PER_HOUR)?;
+        *alone = Some(least);
+        watch.say(format!(
+            "{} jobs are in the queue. By their predictions the own hosts {} alone need at least {}, and all waiting costs at least {}.",
+            queue.len(),
+            words(own_hosts),
+            minutes(least.seconds),
+            least.waiting
+        ));
+        self.rent(watch).await?;
+        watch.until_all_ended().await?;
+        let took_s = watch.last_end_s();
+        watch.say(format!("The last job of the queue has ended after {}.", minutes(took_s)));
+        watch.until_all_given_back().await
     }
 
     /// The image at all hosts, the volumes at home, and the replica.

@@ -81,7 +81,7 @@ pub struct Event {
     pub text: String,
 }
 
-/// What the own hosts alone would need for the queue, by the predictions when it was submitted.
+/// What the own hosts alone would need at least for the queue, by the predictions when it was submitted.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Alone {
     pub seconds: f64,
@@ -97,12 +97,15 @@ pub struct Outcome {
     pub budget: Money,
     pub waiting_per_hour: Money,
     pub rented_most: u32,
-    pub alone: Alone,
+    /// `None` if the story did not come so far.
+    pub alone: Option<Alone>,
     /// From the submission of the queue to the end of its last job.
     pub took_s: f64,
     pub jobs: Vec<JobRow>,
     pub rentals: Vec<RentalRow>,
     pub events: Vec<Event>,
+    /// What kept the story from its end.
+    pub problems: Vec<String>,
     /// What of the lab was there after its end.
     pub left_behind: Vec<String>,
 }
@@ -124,9 +127,9 @@ impl Outcome {
         self.queue().filter_map(|job| job.waiting(self.waiting_per_hour)).sum()
     }
 
-    /// What is wrong. Slowness and money that was not saved are not.
+    /// What is wrong. Slowness, money that was not saved, and that no host was worth its money are not.
     pub fn faults(&self) -> Vec<String> {
-        let mut faults = Vec::new();
+        let mut faults = self.problems.clone();
         for job in &self.jobs {
             if job.state != JobState::Succeeded {
                 faults.push(format!("job {} is {:?}: {}", job.job, job.state, job.why));
@@ -134,12 +137,6 @@ impl Outcome {
             if job.task == Task::Audit && job.rented {
                 faults.push(format!("job {}, whose data may not leave home, left", job.job));
             }
-        }
-        if self.rentals.is_empty() {
-            faults.push("no host was rented".to_owned());
-        }
-        if !self.rentals.is_empty() && self.jobs.iter().all(|job| !job.rented) {
-            faults.push("no job ran at a rented host".to_owned());
         }
         for rental in self.rentals.iter().filter(|rental| !rental.state.is_over()) {
             faults.push(format!("rental {} is {}", rental.rental, rental.state));
@@ -152,28 +149,42 @@ impl Outcome {
         faults
     }
 
-    /// The story in three sentences.
+    /// The story in some sentences.
     pub fn summary(&self) -> Vec<String> {
         let (spent, predicted) = self.bill();
         let queued = self.queue().count();
         let rented = self.queue().filter(|job| job.rented).count();
-        vec![
-            format!(
-                "Alone, the own hosts would have needed {} for the {queued} jobs by the predictions; with {} rented hosts the jobs took {}.",
-                minutes(self.alone.seconds),
+        let mut said = Vec::new();
+        if let Some(alone) = self.alone_at_the_end() {
+            said.push(format!(
+                "Alone, the own hosts would have needed at least {} for the {queued} jobs by the predictions; with {} rented hosts the jobs took {}.",
+                minutes(alone.seconds),
                 self.rentals.len(),
                 minutes(self.took_s)
-            ),
-            format!(
-                "{rented} of the jobs ran at rented hosts, which cost {spent} of {}; {predicted} were predicted.",
-                self.budget
-            ),
-            format!(
-                "All waiting cost {}, and would have cost {} at the own hosts alone.",
+            ));
+        }
+        said.push(format!(
+            "{rented} of the jobs ran at rented hosts, which cost {spent} of {}; {predicted} were predicted.",
+            self.budget
+        ));
+        if let Some(alone) = self.alone_at_the_end() {
+            said.push(format!(
+                "All waiting cost {}, and would have cost at least {} at the own hosts alone.",
                 self.waited(),
-                self.alone.waiting
-            ),
-        ]
+                alone.waiting
+            ));
+        }
+        if self.rentals.is_empty() {
+            said.push("No host was rented.".to_owned());
+        } else if rented == 0 {
+            said.push("No job ran at a rented host.".to_owned());
+        }
+        said
+    }
+
+    /// What is compared with what happened; `None` if the story did not come to its end.
+    pub fn alone_at_the_end(&self) -> Option<&Alone> {
+        self.alone.as_ref().filter(|_| self.problems.is_empty())
     }
 }
 
@@ -233,11 +244,12 @@ pub mod tests {
             budget: Money::from_micros(3_000_000),
             waiting_per_hour: Money::from_micros(1_000_000),
             rented_most: 3,
-            alone: Alone { seconds: 734.0, waiting: Money::from_micros(2_000_000) },
+            alone: Some(Alone { seconds: 734.0, waiting: Money::from_micros(2_000_000) }),
             took_s: 90.0,
             jobs: vec![job],
             rentals: vec![rental],
             events: vec![Event { at_s: 1.0, text: "a host is asked for".to_owned() }],
+            problems: Vec::new(),
             left_behind: Vec::new(),
         }
     }
@@ -251,13 +263,29 @@ pub mod tests {
         bad.rentals[0].state = RentalState::Joined;
         bad.rentals[0].spent = Some(Money::from_micros(3_000_001));
         bad.left_behind.push("a process".to_owned());
+        bad.problems.push("can't wait any longer".to_owned());
         let faults = bad.faults().join("\n");
-        for word in ["may not leave home", "is joined", "were spent of $3.00", "a process is left"]
-        {
+        for word in [
+            "may not leave home",
+            "is joined",
+            "were spent of $3.00",
+            "a process is left",
+            "can't wait any longer",
+        ] {
             assert!(faults.contains(word), "{word:?} is not in {faults:?}");
         }
-        bad.rentals.clear();
-        assert!(bad.faults().iter().any(|fault| fault == "no host was rented"));
+    }
+
+    #[test]
+    fn that_nothing_was_rented_is_said_and_is_no_fault() {
+        let says = |story: &Outcome, what: &str| story.summary().iter().any(|said| said == what);
+        let mut story = outcome();
+        assert!(!says(&story, "No host was rented.") && story.summary().len() == 3);
+        story.jobs[0].rented = false;
+        assert!(says(&story, "No job ran at a rented host."), "{:?}", story.summary());
+        story.rentals.clear();
+        assert!(says(&story, "No host was rented."), "{:?}", story.summary());
+        assert_eq!(story.faults(), Vec::<String>::new());
     }
 
     #[test]

@@ -15,10 +15,12 @@ const LINE: f64 = 20.0;
 
 /// The whole page.
 pub fn html(outcome: &Outcome) -> String {
-    let title = format!(
-        "A queue of {}, done in {}",
-        minutes(outcome.alone.seconds),
-        minutes(outcome.took_s)
+    let title = outcome.alone_at_the_end().map_or_else(
+        || "A queue that did not come to its end".to_owned(),
+        |alone| {
+            let (alone, took) = (minutes(alone.seconds), minutes(outcome.took_s));
+            format!("A queue of at least {alone}, done in {took}")
+        },
     );
     let mut page = page::start(&format!("Perigee: {title}"), "td { white-space: normal; }\n");
     let lead = outcome.summary().join(" ");
@@ -175,12 +177,22 @@ mod tests {
             "it was idle",
             "it saves more than it costs",
             "$0.11 were spent, $0.12 predicted",
-            "A queue of 12 min 14 s, done in 1 min 30 s",
+            "A queue of at least 12 min 14 s, done in 1 min 30 s",
             "&lt;soonest&gt;",
             "a host is asked for",
         ] {
             assert!(page.contains(wanted), "{wanted:?} is not in {page}");
         }
         assert!(!page.contains("<soonest>") && !page.contains("class=\"fault\""));
+    }
+
+    #[test]
+    fn a_story_that_did_not_come_to_its_end_has_a_page_that_says_so() {
+        let problems = vec!["no answer in time".to_owned()];
+        let page = html(&Outcome { problems, alone: None, ..outcome() });
+        for wanted in ["did not come to its end", "no answer in time", "report-0004"] {
+            assert!(page.contains(wanted), "{wanted:?} is not in {page}");
+        }
+        assert!(!page.contains("would have needed"), "{page}");
     }
 }

@@ -19,8 +19,9 @@ use crate::demo::way_word;
 use crate::progress::Steps;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// For all jobs, on a machine that is busy with other work.
-const JOBS_MAX: Duration = Duration::from_secs(2400);
+/// For all jobs, on a machine that is busy with other work: so long, and [`JOB_MAX`] for each of them.
+const JOBS_MAX: Duration = Duration::from_secs(600);
+const JOB_MAX: Duration = Duration::from_secs(120);
 /// From the end of the last job.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(1200);
 
@@ -107,7 +108,8 @@ impl<'a> Watch<'a> {
             left.map(|one| format!("{} is {:?}: {}", one.job.id, one.job.state, one.job.reason))
                 .collect()
         };
-        self.until(what, JOBS_MAX, left).await
+        let jobs = u32::try_from(self.jobs.len()).unwrap_or(u32::MAX);
+        self.until(what, JOBS_MAX + JOB_MAX * jobs, left).await
     }
 
     /// # Errors

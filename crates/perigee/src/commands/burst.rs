@@ -17,7 +17,7 @@ pub struct BurstOptions {
     #[arg(long, value_name = "DIR")]
     image: PathBuf,
     /// How many jobs the queue has
-    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(3..=200))]
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(12..=200))]
     jobs: u32,
     /// Directory for report.html and results.json
     #[arg(long, default_value = "out/demo-burst", value_name = "DIR")]

@@ -62,6 +62,8 @@ fn lines(measured: &HostMeasurement) -> Vec<Line> {
         };
         match &disk.figures {
             Some(figures) => {
+                let cached = if figures.direct { "" } else { " (through the page cache)" };
+                let name = format!("{name}{cached}");
                 for (what, value) in of_disk(figures) {
                     line(&format!("{name}: {what}"), &disk.at, value);
                 }
@@ -203,12 +205,27 @@ mod tests {
                 from_streams_bytes_per_s: None,
                 problem: "no answer".to_owned(),
             }],
-            disks: vec![DiskMeasurement {
-                path: DiskPath::Iscsi,
-                at: host,
-                figures: None,
-                problem: "no driver".to_owned(),
-            }],
+            disks: vec![
+                DiskMeasurement {
+                    path: DiskPath::Pool,
+                    at: host.clone(),
+                    figures: Some(DiskFigures {
+                        size_bytes: 1 << 20,
+                        read_bytes_per_s: 1e6,
+                        random_reads_per_s: 250.0,
+                        write_bytes_per_s: 1e6,
+                        random_writes_per_s: 100.0,
+                        direct: false,
+                    }),
+                    problem: String::new(),
+                },
+                DiskMeasurement {
+                    path: DiskPath::Iscsi,
+                    at: host,
+                    figures: None,
+                    problem: "no driver".to_owned(),
+                },
+            ],
         };
         let shown: Vec<String> =
             lines(&measured).iter().map(|line| format!("{}: {}", line.what, line.value)).collect();
@@ -217,6 +234,7 @@ mod tests {
             "sends: 1 MiB/s",
             "receives: -",
             "link: not all was measured: no answer",
+            "own disk (through the page cache): random reads: 250/s",
             "disk over iSCSI: not measured: no driver",
         ] {
             assert!(shown.iter().any(|shown| shown == line), "{line} in {shown:?}");
