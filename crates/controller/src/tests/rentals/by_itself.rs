@@ -154,16 +154,6 @@ async fn a_host_is_rented_for_jobs_that_wait_runs_them_and_is_given_back_when_it
     let rented_for = rental.rented_for.clone().expect("it says for which jobs");
     assert!(rented_for.jobs.iter().all(|job| jobs.contains(job)), "{rented_for:?}");
     assert!(rented_for.saves > rented_for.costs && rented_for.why.contains('$'), "{rented_for:?}");
-    let names = format!("rented host {} is starting for it", rental.host);
-    wait_for("a job that names the host", async || {
-        for job in &rented_for.jobs {
-            if rented.lab.job(job).await.reason.contains(&names) {
-                return Some(());
-            }
-        }
-        None
-    })
-    .await;
     // The starting host counts as room.
     rented.looks(5).await;
     let host = rented.joins(&rental).await;
