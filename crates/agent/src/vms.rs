@@ -61,6 +61,14 @@ impl Vms {
                 Vm::new(spec, paths, since, log, status_of(&record), &host.changes);
             let mut owner = Owner::new(host.clone(), vm.clone(), requests);
             owner.adopt(record).await;
+            if owner.was_never_started() {
+                match owner.undo_start().await {
+                    Ok(()) => continue,
+                    Err(problem) => {
+                        tracing::error!(vm = %id, %problem, "what is left of its start stays")
+                    }
+                }
+            }
             vms.with(|all| all.insert(id, vm.clone()));
             if vm.spec.machine.persistent {
                 // The agent of before may have ended while the guest's filesystems stood still.

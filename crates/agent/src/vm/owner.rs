@@ -124,12 +124,28 @@ impl Owner {
             Err(problem) => Err(problem),
         };
         if let Err(problem) = begun {
-            self.end_tasks();
-            self.end_process().await?;
-            self.vm.dir.remove()?;
+            self.undo_start().await?;
             return Err(problem);
         }
         Ok(())
+    }
+
+    /// Leaves nothing of a VM that did not start.
+    ///
+    /// # Errors
+    /// If its QEMU can't be ended, or its files can't be removed.
+    pub async fn undo_start(&mut self) -> Result<(), Problem> {
+        self.end_tasks();
+        self.end_process().await?;
+        self.vm.dir.remove()
+    }
+
+    /// Whether the agent of before ended between storing this VM and starting its QEMU. Then the VM has not ended: it has not
+    /// begun. What a migration was to bring has an end of its own.
+    pub fn was_never_started(&self) -> bool {
+        let is_gone = self.vm.observed(|seen| !seen.is_searched && seen.process.is_none());
+        let has_no_log = matches!(self.vm.dir.log().try_exists(), Ok(false));
+        self.vm.spec.arrives_by.is_none() && is_gone && has_no_log
     }
 
     async fn take_over(&mut self, started: Started) -> Result<(), Problem> {

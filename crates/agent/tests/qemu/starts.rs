@@ -3,7 +3,7 @@
 use perigee_model::ProblemKind;
 use perigee_model::vm::{VmSpec, VmStatus};
 
-use super::support::{spec, start};
+use super::support::{kill_9, spec, start};
 use super::{is_running, scene};
 
 #[test]
@@ -59,6 +59,22 @@ fn a_later_start_takes_the_place_of_an_earlier_one_and_no_earlier_one_its_place(
     assert_eq!(late.kind, ProblemKind::Conflict, "{late}");
     assert!(is_running(second));
     assert_eq!(agent.get().unwrap().spec.start, start(1));
+}
+
+/// As a job's outputs are fetched with one start of its VM, an end that is none would lose them.
+#[test]
+fn a_vm_whose_agent_ended_before_its_qemu_was_started_has_not_ended_and_can_start() {
+    let mut scene = scene(&["a"]);
+    let agent = &mut scene.agents[0];
+    let before = agent.put(&spec(1, false)).unwrap().qemu_pid;
+    agent.kill();
+    kill_9(before);
+    // QEMU's log is made just before QEMU is started.
+    std::fs::remove_file(agent.vm_dir().join("qemu.log")).unwrap();
+    agent.run();
+    assert_eq!(agent.get().unwrap_err().kind, ProblemKind::NotFound);
+    agent.put(&spec(1, false)).unwrap();
+    agent.wait_for_status(VmStatus::Running);
 }
 
 /// A full disk, say: the VM's end makes room, and then the end must be stored.

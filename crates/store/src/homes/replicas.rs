@@ -195,7 +195,7 @@ impl Pool {
         let what = format!("can't make a replica of volume {name}");
         let (named, tenure, now) = (name.clone(), sealed.tenure, what.clone());
         self.run(move |pool| pool.check_replica_of(&now, &named, tenure)).await?;
-        self.stage_layers(name, &ask.from.nbd_addr, &sealed.chain).await?;
+        let to_come_bytes = self.stage_layers(name, &ask.from.nbd_addr, &sealed.chain).await?;
         let (name, taken_ms) = (name.clone(), ask.taken_ms);
         self.change(move |pool| {
             if lock(&pool.pulls).of.get(&name) != Some(&round) {
@@ -222,10 +222,11 @@ impl Pool {
                 return Err(Problem::conflict(&what, why)
                     .next("delete that image or volume at this host, or choose another host"));
             }
-            // This is counted first: as soon as the point is recorded, the filler may begin.
             let copies = chain.iter().filter(|row| row.is_copy());
             let copies = copies.filter_map(|row| pool.layer_copy(row.id));
-            let ships_bytes = copies.map(|copy| copy.missing_bytes()).sum();
+            // The filler may have begun with what was just staged. Copies of earlier rounds only lack something.
+            let missing_bytes = copies.map(|copy| copy.missing_bytes()).sum();
+            let ships_bytes = to_come_bytes.max(missing_bytes);
             let added = pool.catalog.add_point(&name, top.layer, taken_ms, &sealed);
             added.map_err(failed(&what))?;
             pool.drop_staged(&name);
