@@ -151,6 +151,15 @@ impl<'a> Loads<'a> {
         Some(self.costs(vm, here)? - would_cost + data_here.min(1.0) - data_lost)
     }
 
+    /// What of that is a reason to go there. For a CPU no VM leaves the hosts that are balanced together, so at another host no more counts than
+    /// what the VM would lose less to the network to its data.
+    pub fn saved_for(&self, vm: usize, here: usize, there: usize, data_lost: f64) -> Option<f64> {
+        let saved = self.saved(vm, here, there, data_lost)?;
+        let by_data = self.look.vms[vm].data_lost?.min(1.0) - data_lost;
+        let is_near = self.look.hosts[there].comes == Comes::All;
+        Some(if is_near { saved } else { saved.min(by_data) })
+    }
+
     /// Processors that are wanted at the host; `None` if that is not known.
     pub fn wanted(&self, host: usize) -> Option<f64> {
         self.at[host].wanted

@@ -18,7 +18,8 @@
 //! What is not known is never idle. A host with an unknown load, or with a VM whose load is unknown, neither gets nor loses a VM, and the
 //! accounts of its pairs stand still.
 //!
-//! A VM leaves the hosts that are balanced together only for its data: [`Comes`].
+//! A VM leaves the hosts that are balanced together only for its data: [`Comes`]. At other hosts no more counts as saved than the network to
+//! its data would have, so that alone has to pay for the move.
 //!
 //! The caller decides whether a site balances at all, which VMs may move ([`VmLoad::may_move`]), and where a VM may go (`elsewhere`).
 
@@ -275,7 +276,7 @@ fn weigh(
                 accounts.close_one(&load.vm, host);
                 continue;
             };
-            let Some(saved) = loads.saved(vm, here, to, there.data_lost) else { continue };
+            let Some(saved) = loads.saved_for(vm, here, to, there.data_lost) else { continue };
             let (price_s, needed_s) = (there.price_s, there.price_s * factor);
             let counted = Saved {
                 saved_s: saved * counted_s,

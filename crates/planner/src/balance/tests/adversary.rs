@@ -1,5 +1,5 @@
 //! Whatever the loads do, also when they know the rule: moves are bounded, none goes to and fro without a reason, no target is as
-//! crowded as the host was that the VM has left.
+//! crowded as the host was that the VM has left, and none is given memory or vCPUs that it has not.
 
 use proptest::prelude::*;
 
@@ -8,6 +8,9 @@ use super::*;
 const VMS: usize = 6;
 const HOSTS: usize = 3;
 const HOUR_S: f64 = 3600.0;
+/// What a host has for VMs: vCPUs of four VMs, and memory of two VMs at least.
+const HOST_VCPUS: u32 = 32;
+const HOST_MEMORY_BYTES: u64 = 8 * GIB;
 
 /// In an hour so many moves of a VM are possible at most. Being elsewhere saves at most 9 s in a second: of 8 processors, and of the data.
 /// The k-th move needs `PRICE_S` × 2^(k - 1), and at least half of that an hour later, so the sum of k moves is at least `PRICE_S` × (2^k - 1) / 2.
@@ -54,6 +57,30 @@ impl Cluster {
         cluster
     }
 
+    fn of_sizes(gib: &[u64]) -> Self {
+        let mut cluster = Self::new(|number| number % HOSTS);
+        for (vm, gib) in cluster.look.vms.iter_mut().zip(gib) {
+            vm.memory_bytes = gib * GIB;
+        }
+        cluster
+    }
+
+    /// What the VMs leave of a host.
+    fn free(&self, host: &HostId) -> (u32, u64) {
+        let there = self.look.vms.iter().filter(|load| load.host == *host);
+        there.fold((HOST_VCPUS, HOST_MEMORY_BYTES), |(vcpus, memory_bytes), load| {
+            (vcpus.saturating_sub(load.vcpus), memory_bytes.saturating_sub(load.memory_bytes))
+        })
+    }
+
+    fn say_what_is_free(&mut self) {
+        for number in 0..HOSTS {
+            let free = self.free(&host_id(number));
+            let load = &mut self.look.hosts[number];
+            (load.free_vcpus, load.free_memory_bytes) = free;
+        }
+    }
+
     fn say_what_data_cost(&mut self) {
         for (load, data) in self.look.vms.iter_mut().zip(&self.data) {
             load.data_lost = Some(lost_at(&load.host, *data));
@@ -81,11 +108,18 @@ impl Cluster {
                 let others = self.wanted(host, number);
                 (others + own - CPUS).max(0.0) - (others - CPUS).max(0.0)
             };
-            let cost = |host: &HostId| marginal(host) + lost_at(host, self.data[number]);
-            let here = cost(&self.look.vms[number].host);
-            let there: Vec<f64> = (0..HOSTS).map(|host| cost(&host_id(host))).collect();
-            for (saved, there) in self.saved[number].iter_mut().zip(there) {
-                *saved = (*saved + (here - there) * STEP_S).max(0.0);
+            let at = &self.look.vms[number].host;
+            let (here, data_here) = (marginal(at), lost_at(at, self.data[number]));
+            let less = |host: &HostId| {
+                let by_data = data_here - lost_at(host, self.data[number]);
+                (here - marginal(host) + by_data, by_data)
+            };
+            let less: Vec<(f64, f64)> = (0..HOSTS).map(|host| less(&host_id(host))).collect();
+            let hosts = self.look.hosts.iter().zip(less);
+            for (saved, (host, (all, by_data))) in self.saved[number].iter_mut().zip(hosts) {
+                // To another site the data alone have to pay.
+                let counts = if host.comes == Comes::All { all } else { all.min(by_data) };
+                *saved = (*saved + counts * STEP_S).max(0.0);
             }
         }
     }
@@ -93,6 +127,7 @@ impl Cluster {
     /// One look, with all that must hold of it.
     fn step(&mut self) -> Result<(), TestCaseError> {
         self.say_what_data_cost();
+        self.say_what_is_free();
         self.add_up();
         self.now_s += STEP_S;
         let data: BTreeMap<VmId, (usize, f64)> =
@@ -118,13 +153,18 @@ impl Cluster {
         let target = (0..HOSTS).find(|host| host_id(*host) == *to).expect("a host");
         let may_come = self.look.hosts[target].comes == Comes::All || self.data[number].0 == target;
         prop_assert!(may_come, "{to} is at another site, and has none of its data");
+        let saved_s = self.saved[number][target];
+        prop_assert!(saved_s >= PRICE_S - 1e-6, "{saved_s} s do not pay for the move to {to}");
         let last = self.moves[number].last();
         if last.is_some_and(|(at_s, from)| from == to && self.now_s - at_s < HOUR_S / 2.0) {
             // Half an hour has taken less than half a doubling from the surcharge.
-            let saved_s = self.saved[number][target];
             prop_assert!(saved_s >= PRICE_S * 2f64.sqrt(), "to and fro for {saved_s} s");
         }
-        let wanted_before = self.wanted(&self.look.vms[number].host, VMS);
+        let (vcpus, memory_bytes) = self.free(to);
+        let load = &self.look.vms[number];
+        let has_room = load.vcpus <= vcpus && load.memory_bytes <= memory_bytes;
+        prop_assert!(has_room, "{to} has {vcpus} vCPUs and {memory_bytes} bytes left");
+        let wanted_before = self.wanted(&load.host, VMS);
         let from = std::mem::replace(&mut self.look.vms[number].host, to.clone());
         let there = self.wanted(to, VMS);
         let by_data = lost_at(&from, self.data[number]) - lost_at(to, self.data[number]);
@@ -149,10 +189,11 @@ proptest! {
     #[test]
     fn no_load_makes_the_balancer_churn(
         loads in proptest::collection::vec(0usize..5, VMS * 36),
+        gib in proptest::collection::vec(1u64..5, VMS),
         follows in any::<bool>(),
     ) {
         const WANTED: [f64; 5] = [0.1, 0.8, 3.2, 5.0, 8.0];
-        let mut cluster = Cluster::new(|number| number % HOSTS);
+        let mut cluster = Cluster::of_sizes(&gib);
         for step in 0..720 {
             for number in 0..VMS {
                 let shift = if follows { cluster.moves[number].len() } else { 0 };

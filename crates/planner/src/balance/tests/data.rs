@@ -81,6 +81,40 @@ fn a_vm_without_data_there_does_not_go_to_another_site() {
     assert!(said.expect("it is there").targets.is_empty(), "and the host is not named");
 }
 
+/// Its host is overloaded, and the one that has its data is idle.
+#[test]
+fn a_vm_does_not_leave_its_site_for_a_cpu_because_it_has_data_there_that_it_does_not_wait_for() {
+    let mut look = far(Comes::ForData);
+    look.vms.extend((1..3).map(|number| vm(number, 0, 4.0)));
+    (look.vms[0].used_cpus, look.vms[0].data_lost) = (Some(4.0), Some(0.0));
+    let idle = |_: &VmId, _: &HostId| Some(Elsewhere { price_s: PRICE_S, data_lost: 0.0 });
+    let mut accounts = Accounts::default();
+    for _ in 0..100 {
+        assert_eq!(balance(&mut accounts, &look, idle).decisions, [], "{accounts:?}");
+    }
+    // With a host of its own site it is the CPU that counts.
+    look.hosts.push(host(2));
+    let decisions = (0..3).flat_map(|_| balance(&mut accounts, &look, idle).decisions);
+    let moved = decisions.into_iter().find(|one| one.moves).expect("a move");
+    assert_eq!(moved.to, host_id(2));
+}
+
+#[test]
+fn what_the_network_to_its_data_costs_has_to_pay_alone_for_a_move_to_another_site() {
+    let mut look = far(Comes::ForData);
+    look.vms.extend((1..3).map(|number| vm(number, 0, 4.0)));
+    look.vms.iter_mut().for_each(|vm| vm.may_move = vm.vm == vm_id(0));
+    // In each second 4 s are lost for want of a CPU, and 0.15 s more to the network than there.
+    (look.vms[0].used_cpus, look.vms[0].data_lost) = (Some(4.0), Some(0.16));
+    let mut accounts = Accounts::default();
+    let mut decide = |_| balance(&mut accounts, &look, near).decisions.remove(0);
+    let decisions: Vec<VmBalance> = (0..5).map(&mut decide).collect();
+    let moves: Vec<bool> = decisions.iter().map(|decision| decision.moves).collect();
+    assert_eq!(moves, [false, false, false, false, true], "the move costs 7.0 s");
+    let said = "moves h0 → h1: has lost 8.0 s of the last 50 s to the network to its data at h1, would have lost 0.50 s at h1; a move costs 7.0 s";
+    assert_eq!(decisions[4].reason, said);
+}
+
 #[test]
 fn what_is_remembered_of_a_move_goes_with_the_vm_to_the_accounts_of_the_other_site() {
     let (mut home, mut look) = (Accounts::default(), far(Comes::ForData));
