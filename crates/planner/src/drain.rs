@@ -6,6 +6,7 @@
 //!   reads it over the network.
 //! - **Waiting**: a job that ends sooner than its move would be over is waited for. Its end is predicted anew each time, so one that takes
 //!   longer moves after all.
+//! - **Disks** come after their VMs. What they take in a pool is kept for them, so that no VM goes there whose disks would have no room then.
 //! - **Not known is never no**: a host whose figures are missing is no target, and is named. What may be known soon is waited for.
 //! - **Groups that are kept together** (`together.rs`) leave for one host, one VM after the other, or none of them leaves.
 //! - **Jobs with several VMs** move as a whole: each VM that is at the host gets another one, at the site of the others if there is room.
@@ -303,7 +304,7 @@ fn of_vm(vm: &LeavingVm, rooms: &mut Rooms) -> Planned {
     }
     let mut refusals = Refusals::default();
     let open = rooms.open(&vm.ways, &mut refusals, |other| {
-        lacks(other, vm.demand).or_else(|| lacks_pool(other, vm.disk_bytes))
+        lacks(other, vm.demand).or_else(|| rooms.lacks_pool(other, vm.disk_bytes))
     });
     let best = rooms.nearest(open, |other| Some(other.rank()));
     let Some((to, cost)) = best else { return Planned::stuck(kind, &vm.name, &refusals) };
@@ -321,7 +322,7 @@ fn of_gang(gang: &LeavingGang, host: &HostId, rooms: &mut Rooms) -> Planned {
     }
     let mut refusals = Refusals::default();
     let open = rooms.open(&gang.ways, &mut refusals, |other| {
-        lacks(other, gang.demand).or_else(|| lacks_pool(other, gang.disk_bytes))
+        lacks(other, gang.demand).or_else(|| rooms.lacks_pool(other, gang.disk_bytes))
     });
     // A VM that is at another host stays there, whether that has more room or not.
     let holds = |other: &Other| {
@@ -393,7 +394,11 @@ fn of_volume<'a>(
         (None, Some(group)) => groups.get(group.as_str()).cloned(),
         (None, None) => None,
     };
-    let open = rooms.open(&volume.ways, &mut refusals, |other| lacks_pool(other, volume.bytes));
+    if let Some((_, host)) = &volume.beside {
+        rooms.comes_now(host, volume.bytes.unwrap_or_default());
+    }
+    let open =
+        rooms.open(&volume.ways, &mut refusals, |other| rooms.lacks_pool(other, volume.bytes));
     let near = open.iter().find(|(to, _)| Some(to) == wanted.as_ref()).cloned();
     let Some((to, cost)) = near.or_else(|| rooms.nearest(open, |other| other.pool_free_bytes))
     else {
@@ -435,22 +440,8 @@ fn lacks(other: &Other, demand: Demand) -> Option<Refusal> {
     Some(Refusal { why, passes: false })
 }
 
-fn lacks_pool(other: &Other, bytes: Option<u64>) -> Option<Refusal> {
-    let not_known = |why: &str| Some(Refusal { why: why.to_owned(), passes: true });
-    let Some(bytes) = bytes else { return not_known(DISKS_NOT_KNOWN) };
-    match other.pool_free_bytes {
-        None => not_known("how much its pool has free is not known yet"),
-        Some(free) if free < bytes => {
-            let (has, needs) = (format_bytes(free), format_bytes(bytes));
-            let why =
-                format!("no room on the disk: {has} are free in its pool, and {needs} would come");
-            Some(Refusal { why, passes: false })
-        }
-        Some(_) => None,
-    }
-}
-
-/// The disks of how many VMs the pool holds. Disks of which the size is not known are for [`lacks_pool`].
+/// The disks of how many VMs the pool holds. Disks of which the size is not known are for
+/// [`Rooms::lacks_pool`].
 fn pool_holds(other: &Other, disk_bytes: Option<u64>) -> u32 {
     let held =
         other.pool_free_bytes.unwrap_or_default().checked_div(disk_bytes.unwrap_or_default());
@@ -460,12 +451,74 @@ fn pool_holds(other: &Other, disk_bytes: Option<u64>) -> u32 {
 /// What is free at the other hosts while the plan is made.
 struct Rooms {
     site: SiteId,
+    /// Their pools have less free here than they say by `coming`.
     others: Vec<Other>,
+    /// What the disks take in the pool of a host whose VMs have left for there already, or leave now. It may be there in part.
+    coming: BTreeMap<HostId, u64>,
 }
 
 impl Rooms {
     fn new(facts: &Leaving) -> Self {
-        Self { site: facts.site.clone(), others: facts.others.clone() }
+        let (site, others) = (facts.site.clone(), facts.others.clone());
+        let mut rooms = Self { site, others, coming: BTreeMap::new() };
+        for vm in &facts.vms {
+            if let Now::Moving(to) = &vm.now {
+                to.iter().for_each(|to| rooms.will_come(to, vm.disk_bytes));
+            }
+        }
+        for gang in &facts.gangs {
+            let Now::Moving(to) = &gang.now else { continue };
+            let leave = to.iter().zip(&gang.hosts).filter(|(_, now)| **now == facts.host);
+            leave.for_each(|(to, _)| rooms.will_come(to, gang.disk_bytes));
+        }
+        for volume in &facts.volumes {
+            match (&volume.now, &volume.beside) {
+                (Now::Moving(to), _) => to.iter().for_each(|to| rooms.will_come(to, volume.bytes)),
+                (_, Some((_, host))) => rooms.will_come(host, volume.bytes),
+                _ => {}
+            }
+        }
+        rooms
+    }
+
+    fn will_come(&mut self, to: &HostId, bytes: Option<u64>) {
+        let other = self.others.iter_mut().find(|other| other.id == *to);
+        let Some(free) = other.and_then(|other| other.pool_free_bytes.as_mut()) else { return };
+        let kept = bytes.unwrap_or_default().min(*free);
+        *free -= kept;
+        *self.coming.entry(to.clone()).or_default() += kept;
+    }
+
+    /// What was kept for this much is free for it.
+    fn comes_now(&mut self, to: &HostId, bytes: u64) {
+        let Some(coming) = self.coming.get_mut(to) else { return };
+        let kept = bytes.min(*coming);
+        *coming -= kept;
+        let other = self.others.iter_mut().find(|other| other.id == *to);
+        if let Some(free) = other.and_then(|other| other.pool_free_bytes.as_mut()) {
+            *free += kept;
+        }
+    }
+
+    fn lacks_pool(&self, other: &Other, bytes: Option<u64>) -> Option<Refusal> {
+        let not_known = |why: &str| Some(Refusal { why: why.to_owned(), passes: true });
+        let Some(bytes) = bytes else { return not_known(DISKS_NOT_KNOWN) };
+        let coming = self.coming.get(&other.id).copied().unwrap_or_default();
+        match other.pool_free_bytes {
+            None => not_known("how much its pool has free is not known yet"),
+            Some(free) if free >= bytes => None,
+            Some(free) => {
+                let (has, needs) = (format_bytes(free), format_bytes(bytes));
+                let mut why = format!(
+                    "no room on the disk: {has} are free in its pool, and {needs} would come"
+                );
+                if coming > 0 {
+                    why.push_str(&format!(", after {} that come there now", format_bytes(coming)));
+                }
+                // Some of that is there already, so that it is counted twice.
+                Some(Refusal { why, passes: free.saturating_add(coming) >= bytes })
+            }
+        }
     }
 
     /// The hosts that can take it now. Why the others can't goes to `refusals`.

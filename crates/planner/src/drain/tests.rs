@@ -250,6 +250,30 @@ fn a_gang_goes_only_where_the_pools_have_room_for_its_disks() {
 }
 
 #[test]
+fn a_pool_keeps_the_room_for_disks_whose_vms_have_left_for_there_or_leave_now() {
+    let mut facts = leaving(vec![other("h1", 900)], vec![vm("next", 100, vec![way("h1", 2.0)])]);
+    facts.others[0].pool_free_bytes = Some(100 * MIB);
+    facts.vms[0].disk_bytes = Some(60 * MIB);
+    let beside = Some(("gone".to_owned(), host("h1")));
+    let disk = volume("of-gone", vec![way("h1", 1.0)]);
+    facts.volumes = vec![LeavingVolume { bytes: Some(80 * MIB), beside, ..disk }];
+    let steps = plan(&facts);
+    assert_eq!(short(&steps), ["of-gone Moves h1", "next Waits"]);
+    let said = "h1: no room on the disk: 20 MiB are free in its pool, and 60 MiB would come, after 80 MiB that come there now";
+    assert_eq!(why(&steps, "next"), said);
+    // It is copied: some of it may be there, and is not free already.
+    facts.volumes[0].now = Now::Moving(vec![host("h1")]);
+    assert_eq!(short(&plan(&facts)), ["of-gone Moving h1", "next Waits"]);
+    facts.volumes.clear();
+    facts.gangs = vec![gang(&["old", "h1", "old"], &Groups::default())];
+    facts.gangs[0].disk_bytes = Some(30 * MIB);
+    facts.gangs[0].now = Now::Moving(vec![host("h1"); 3]);
+    assert_eq!(short(&plan(&facts)), ["gang Moving h1,h1,h1", "next Waits"]);
+    facts.gangs[0].disk_bytes = Some(20 * MIB);
+    assert_eq!(short(&plan(&facts)), ["gang Moving h1,h1,h1", "next Moves h1"]);
+}
+
+#[test]
 fn at_a_site_that_packs_a_vm_goes_to_the_fullest_host_that_has_room() {
     let packs = |name, mib| Other { packs: true, ..other(name, mib) };
     let ways = vec![way("h1", 1.0), way("h2", 1.0), way("h3", 1.0)];

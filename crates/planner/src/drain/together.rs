@@ -6,9 +6,7 @@ use perigee_model::HostId;
 use perigee_model::drain::{DrainFate, DrainedKind};
 use perigee_model::tenant::SEPARATOR;
 
-use super::{
-    Cost, LeavingVm, Now, Planned, Refusal, Refusals, Rooms, Way, lacks, lacks_pool, of_vm,
-};
+use super::{Cost, LeavingVm, Now, Planned, Refusal, Refusals, Rooms, Way, lacks, of_vm};
 use crate::queue::Demand;
 
 /// The groups of which several VMs are at the host, in the order of the VMs.
@@ -77,7 +75,7 @@ fn target(vms: &[&LeavingVm], rooms: &Rooms) -> Result<HostId, Refusals> {
         .collect();
     let mut refusals = Refusals::default();
     let open = rooms.open(&whole, &mut refusals, |other| {
-        lacks(other, demand).or_else(|| lacks_pool(other, disk_bytes))
+        lacks(other, demand).or_else(|| rooms.lacks_pool(other, disk_bytes))
     });
     let best = rooms.nearest(open, |other| Some(other.rank()));
     best.map(|(to, _)| to).ok_or(refusals)
