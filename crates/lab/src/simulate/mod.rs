@@ -208,6 +208,17 @@ mod tests {
         assert_eq!(ours.back, 0);
     }
 
+    /// As in a cluster: the balancer looks at each site by itself.
+    #[test]
+    fn no_vm_leaves_its_site_for_a_cpu() {
+        let moves = |sites| {
+            let lines = format!("load: steady\nstart: half\nhosts: 2\nvms: 12\nsites: {sites}\n");
+            run(&scenario(&lines), Rule::Perigee).moves
+        };
+        assert!(moves(1) > 0, "the other host is idle");
+        assert_eq!(moves(2), 0, "the other host is at another site");
+    }
+
     #[test]
     fn jobs_and_the_vms_of_a_host_that_fails_are_placed_by_the_queue() {
         let busy = scenario("load: steady\njobs: 100\nfailures: 3\n");

@@ -1,9 +1,9 @@
 //! Rules that move VMs: Perigee's balancer, and others beside it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use perigee_model::{HostId, VmId};
-use perigee_planner::balance::{Accounts, Elsewhere, HostLoad, Look, VmLoad, balance};
+use perigee_model::{HostId, SiteId, VmId};
+use perigee_planner::balance::{Accounts, Comes, Elsewhere, HostLoad, Look, VmLoad, balance};
 
 use crate::random::Random;
 
@@ -124,7 +124,7 @@ pub type Move = (VmId, HostId);
 pub struct Mover {
     rule: Rule,
     random: Random,
-    accounts: Accounts,
+    accounts: BTreeMap<SiteId, Accounts>,
     hot: BTreeMap<VmId, Hot>,
     rounds: u32,
     next_s: u64,
@@ -142,7 +142,7 @@ const EVERY_S: u64 = 600;
 
 impl Mover {
     pub fn new(rule: Rule, seed: u64) -> Self {
-        let (accounts, hot) = (Accounts::default(), BTreeMap::new());
+        let (accounts, hot) = (BTreeMap::new(), BTreeMap::new());
         Self { rule, random: Random(seed), accounts, hot, rounds: 0, next_s: 0 }
     }
 
@@ -156,7 +156,9 @@ impl Mover {
     pub fn has_nothing_to_do(&self, none_loses: impl FnOnce() -> bool) -> bool {
         match self.rule {
             Rule::None => true,
-            Rule::Perigee => self.accounts == Accounts::default() && none_loses(),
+            Rule::Perigee => {
+                self.accounts.values().all(|of| *of == Accounts::default()) && none_loses()
+            }
             _ => false,
         }
     }
@@ -164,11 +166,7 @@ impl Mover {
     pub fn moves(&mut self, view: &View) -> Vec<Move> {
         match self.rule {
             Rule::None => Vec::new(),
-            Rule::Perigee => {
-                let balanced = balance(&mut self.accounts, view.look, view.elsewhere);
-                let moves = balanced.decisions.into_iter().filter(|decision| decision.moves);
-                moves.map(|decision| (decision.vm, decision.to)).collect()
-            }
+            Rule::Perigee => self.by_accounts(view),
             Rule::Random | Rule::ProxLb if view.now_s < self.next_s => Vec::new(),
             Rule::Random => self.random(view),
             Rule::FirstFit => relieve(view, false),
@@ -177,6 +175,41 @@ impl Mover {
             Rule::ProxLb => self.by_use(view).into_iter().collect(),
             Rule::Crs => self.by_imbalance(view).into_iter().collect(),
             Rule::HotHost => self.by_hot_host(view).into_iter().collect(),
+        }
+    }
+
+    /// A look is of one site, as the controller looks.
+    fn by_accounts(&mut self, view: &View) -> Vec<Move> {
+        let sites: BTreeSet<&SiteId> = view.look.hosts.iter().map(|load| &load.site).collect();
+        let (mut moves, mut in_moves) = (Vec::new(), BTreeSet::new());
+        for site in &sites {
+            let mut own = self.accounts.remove(*site).unwrap_or_default();
+            let seen = (sites.len() > 1).then(|| of_site(view.look, site, (&own, &in_moves)));
+            let look = seen.as_ref().unwrap_or(view.look);
+            self.adopt(&mut own, look, site);
+            let decisions = balance(&mut own, look, view.elsewhere).decisions;
+            for decision in decisions.into_iter().filter(|decision| decision.moves) {
+                in_moves.extend([decision.host, decision.to.clone()]);
+                moves.push((decision.vm, decision.to));
+            }
+            self.accounts.insert((*site).clone(), own);
+        }
+        moves
+    }
+
+    /// Takes over what other sites remember of VMs that are at this one now.
+    fn adopt(&mut self, own: &mut Accounts, look: &Look, site: &SiteId) {
+        if self.accounts.is_empty() {
+            return;
+        }
+        let hosts = look.hosts.iter().filter(|load| load.site == *site);
+        let hosts: BTreeSet<&HostId> = hosts.map(|load| &load.host).collect();
+        let here = look.vms.iter().filter(|load| hosts.contains(&load.host));
+        let here: HashMap<&VmId, &HostId> = here.map(|load| (&load.vm, &load.host)).collect();
+        for other in self.accounts.values_mut() {
+            let come = other.known().filter(|vm| here.contains_key(vm));
+            let come: Vec<VmId> = come.cloned().collect();
+            come.iter().for_each(|vm| own.adopt(other, (vm, here[vm]), (0.0, 0.0)));
         }
     }
 
@@ -270,6 +303,31 @@ impl Mover {
         (account.doublings, account.moved_s) = (account.doublings + 1, view.now_s);
         Some((vm.vm.clone(), idle.host.clone()))
     }
+}
+
+/// What the controller sees of one site: its hosts, those of other sites that have data of its VMs or that such a VM has left a short time ago,
+/// and the VMs at all of these.
+fn of_site(
+    look: &Look,
+    site: &SiteId,
+    (accounts, in_moves): (&Accounts, &BTreeSet<HostId>),
+) -> Look {
+    let sites: HashMap<&HostId, &SiteId> =
+        look.hosts.iter().map(|load| (&load.host, &load.site)).collect();
+    let is_own = |host: &HostId| sites.get(host).is_some_and(|of| *of == site);
+    let own_vms = look.vms.iter().filter(|load| is_own(&load.host));
+    let data_at = own_vms.flat_map(|load| &load.data_at);
+    let others: BTreeSet<&HostId> = accounts.left_on_trial().chain(data_at).collect();
+    let is_seen = |host: &HostId| is_own(host) || others.contains(host);
+    let hosts = look.hosts.iter().filter(|load| is_seen(&load.host)).map(|load| HostLoad {
+        comes: if load.site == *site { Comes::All } else { Comes::ForData },
+        in_a_move: load.in_a_move || in_moves.contains(&load.host),
+        ..load.clone()
+    });
+    let vms = look.vms.iter().filter(|load| is_seen(&load.host));
+    let vms =
+        vms.map(|load| VmLoad { may_move: load.may_move && is_own(&load.host), ..load.clone() });
+    Look { passed_s: look.passed_s, hosts: hosts.collect(), vms: vms.collect() }
 }
 
 /// Each VM that is not where its data are goes there, as far as hosts can move VMs at once.
