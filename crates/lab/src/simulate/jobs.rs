@@ -26,6 +26,8 @@ use super::swf;
 pub const JOBS_MOST: usize = 1_000_000;
 /// How many jobs may arrive at random in an hour.
 const PER_HOUR_MOST: u64 = 100_000;
+/// And in all hours.
+const AT_RANDOM_MOST: u64 = 20_000_000;
 
 /// The jobs of a scenario.
 #[derive(Debug, Clone, PartialEq)]
@@ -104,7 +106,7 @@ impl Jobs {
             return listed(jobs, 0).map_err(|why| field.problem(why));
         }
         if !field.is_map() {
-            return Ok(Self::at_random(per_hour(field)?, Like::Pareto, 0));
+            return Ok(Self::at_random(per_hour(field, machine)?, Like::Pareto, 0));
         }
         let [many, like, reads, log, from] =
             field.fields(["per-hour", "like", "reads", "swf", "from"])?;
@@ -117,7 +119,7 @@ impl Jobs {
                     return Err(reads.problem("only jobs that compute copy data: `like: borg`"));
                 }
                 let reads = reads.map(|reads| reads.parse(parse_bytes)).transpose()?;
-                Ok(Self::at_random(per_hour(&many)?, like, reads.unwrap_or(0)))
+                Ok(Self::at_random(per_hour(&many, machine)?, like, reads.unwrap_or(0)))
             }
             (None, Some(log)) => {
                 let other = like.or(reads);
@@ -145,8 +147,9 @@ impl Jobs {
     }
 }
 
-fn per_hour(field: &Field<'_>) -> Result<u64, Problem> {
-    number(Some(field), 0, 0..=PER_HOUR_MOST)
+fn per_hour(field: &Field<'_>, machine: &Machine) -> Result<u64, Problem> {
+    let most = AT_RANDOM_MOST / (machine.length_s / 3600).max(1);
+    number(Some(field), 0, 0..=most.min(PER_HOUR_MOST))
 }
 
 fn parse_like(text: &str) -> Result<Like, String> {
@@ -226,6 +229,7 @@ mod tests {
             ("{}", "either per-hour or swf"),
             ("{per-hour: 6, like: heavy}", "pareto, azure, borg"),
             ("{per-hour: 6, from: 1h}", "belongs to swf"),
+            ("100001", "from 0 to 100000"),
             ("{per-hour: 6, reads: 1GiB}", "only jobs that compute"),
             ("[{at: 1s}]", "compute"),
             ("[{compute: 0s}]", "more than 0"),

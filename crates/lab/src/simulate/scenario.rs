@@ -5,7 +5,7 @@
 //! about: All VMs start at the first half of the hosts, and want what they want.
 //! load: steady           # see `loads.rs`
 //! start: half            # of the hosts have all VMs; or even: each host as many
-//! hours: 6
+//! hours: 6                # at most 50000
 //! look: 10s              # how often a rule looks at the cluster
 //! hosts: 8
 //! cpus: 8                # of each host
@@ -48,6 +48,8 @@ use super::rules::Rule;
 pub const VM_VCPUS: u32 = 8;
 /// How many hosts there may be.
 const HOSTS: RangeInclusive<usize> = 2..=20_000;
+/// How long may be simulated. Logs are of months, and of a few years.
+const HOURS: RangeInclusive<u64> = 1..=50_000;
 
 /// What is simulated, without the seed.
 #[derive(Debug, Clone)]
@@ -262,7 +264,7 @@ pub fn parse(text: &str, name: &str) -> Result<Scenario, Problem> {
         memory_bytes: bytes(given.take("memory"), 64 << 30)?,
         vms: number(given.take("vms").as_ref(), 48, 0..=200_000)?,
         vm_memory_bytes: bytes(given.take("vm-memory"), 1 << 30)?,
-        length_s: number(given.take("hours").as_ref(), 6, 1..=168)? * 3600,
+        length_s: number(given.take("hours").as_ref(), 6, HOURS)? * 3600,
     };
     let machine = Machine { vcpus: machine.cpus * overcommit, ..machine };
     let dir = Path::new(name).parent().unwrap_or(Path::new(""));
@@ -456,6 +458,7 @@ mod tests {
         for (line, said) in [
             ("load: heavy", "steady, noise"),
             ("hosts: 1", "from 2 to 20000"),
+            ("jobs: 401\nhours: 50000", "from 0 to 400"),
             ("rules: [best]", "none, random"),
             ("far: 2", "0 to 1"),
             ("colour: red", "no such field"),

@@ -1,6 +1,6 @@
 //! What the balancer remembers between two looks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use perigee_model::balance::MoveTrial;
 use perigee_model::{HostId, VmId};
@@ -94,7 +94,7 @@ impl Accounts {
     /// Lets surcharges go with time. A VM that is at another host, by whatever hand, begins with empty accounts; one that is nowhere keeps
     /// its surcharge, because it may be on its way.
     pub(super) fn begin(&mut self, look: &Look) {
-        let there: BTreeMap<&VmId, &HostId> =
+        let there: HashMap<&VmId, &HostId> =
             look.vms.iter().map(|load| (&load.vm, &load.host)).collect();
         let less = look.passed_s.max(0.0) / SURCHARGE_HALVES_IN_S;
         for (vm, account) in &mut self.vms {
@@ -228,15 +228,18 @@ impl Accounts {
         more: Saved,
         most_s: f64,
     ) -> Option<Saved> {
-        let known = self.vms.get(&load.vm).and_then(|account| account.saved.get(to));
-        let all = known.copied().unwrap_or_default().plus(more);
+        let known = self.vms.get_mut(&load.vm).and_then(|account| account.saved.get_mut(to));
+        let all = known.as_deref().copied().unwrap_or_default().plus(more);
         let new = Saved { saved_s: all.saved_s.min(most_s), ..all };
-        if new.saved_s > 0.0 {
-            self.of(load).saved.insert(to.clone(), new);
-            return Some(new);
+        match known {
+            Some(known) if new.saved_s > 0.0 => *known = new,
+            Some(_) => self.close_one(&load.vm, to),
+            None if new.saved_s > 0.0 => {
+                self.of(load).saved.insert(to.clone(), new);
+            }
+            None => {}
         }
-        self.close_one(&load.vm, to);
-        None
+        (new.saved_s > 0.0).then_some(new)
     }
 
     fn of(&mut self, load: &VmLoad) -> &mut Account {

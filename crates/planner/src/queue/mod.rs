@@ -295,35 +295,70 @@ impl From<String> for NotChosen {
 /// the job starts at none of them. For a gang it is asked once for each VM.
 pub fn schedule(
     queue: &Queue,
-    mut choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
+    choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 ) -> Vec<(JobId, Turn)> {
-    let mut rooms = Rooms::new(queue);
-    let mut uses = Uses::default();
-    uses.add(queue.uses.iter().cloned());
-    let mut quotas: BTreeMap<&str, Left> =
-        queue.quotas.iter().map(|(tenant, of)| (tenant.as_str(), Left::of(*of))).collect();
-    let mut turns = Vec::with_capacity(queue.waiting.len());
-    let mut places: BTreeMap<&str, u32> = BTreeMap::new();
-    for waiting in InOrder::new(queue) {
-        let quota = quotas.get_mut(waiting.holder.tenant.as_str());
-        let turn = match try_start(waiting, &mut rooms, &mut uses, quota, &mut choose) {
-            Ok(turn) => turn,
-            Err(not_chosen) => {
-                let for_room = matches!(not_chosen, NotChosen::NoRoom(_));
-                let mut reason = not_chosen.reason();
-                let place = places.entry(&waiting.holder.tenant).or_default();
-                *place += 1;
-                if waiting.gained() > 0 {
-                    let (from, to) = (waiting.priority, waiting.aged_priority());
-                    reason =
-                        format!("{reason}; its wait has raised its priority from {from} to {to}");
-                }
-                Turn::Wait { place: *place, reason, for_room }
-            }
-        };
-        turns.push((waiting.job.clone(), turn));
+    Turns::new(queue, choose).collect()
+}
+
+/// The decisions of [`schedule`], one after the other, for who wants to know only what starts.
+pub struct Turns<'a, C> {
+    rooms: Rooms,
+    uses: Uses,
+    quotas: BTreeMap<&'a str, Left>,
+    /// How many jobs of each tenant wait so far.
+    places: BTreeMap<&'a str, u32>,
+    order: InOrder<'a>,
+    choose: C,
+}
+
+impl<'a, C> Turns<'a, C>
+where
+    C: FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
+{
+    /// `choose`: as for [`schedule`].
+    pub fn new(queue: &'a Queue, choose: C) -> Self {
+        let mut uses = Uses::default();
+        uses.add(queue.uses.iter().cloned());
+        let quotas = queue.quotas.iter().map(|(tenant, of)| (tenant.as_str(), Left::of(*of)));
+        Self {
+            rooms: Rooms::new(queue),
+            uses,
+            quotas: quotas.collect(),
+            places: BTreeMap::new(),
+            order: InOrder::new(queue),
+            choose,
+        }
     }
-    turns
+
+    /// Whether a job that needs so much, or more, may still start in this pass, if no renting rule puts it anywhere.
+    pub fn may_start(&self, least: Demand) -> bool {
+        self.rooms.has_open(least)
+    }
+}
+
+impl<C> Iterator for Turns<'_, C>
+where
+    C: FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
+{
+    type Item = (JobId, Turn);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let waiting = self.order.next()?;
+        let quota = self.quotas.get_mut(waiting.holder.tenant.as_str());
+        let turn = try_start(waiting, &mut self.rooms, &mut self.uses, quota, &mut self.choose);
+        let turn = turn.unwrap_or_else(|not_chosen| {
+            let for_room = matches!(not_chosen, NotChosen::NoRoom(_));
+            let mut reason = not_chosen.reason();
+            let place = self.places.entry(&waiting.holder.tenant).or_default();
+            *place += 1;
+            if waiting.gained() > 0 {
+                let (from, to) = (waiting.priority, waiting.aged_priority());
+                reason = format!("{reason}; its wait has raised its priority from {from} to {to}");
+            }
+            Turn::Wait { place: *place, reason, for_room }
+        });
+        Some((waiting.job.clone(), turn))
+    }
 }
 
 fn try_start(

@@ -138,6 +138,12 @@ impl Rooms {
         Ruled { waiting, bounds, rented, goes }
     }
 
+    /// Whether a host that is reserved for no job has so much free, and may start a job.
+    pub(super) fn has_open(&self, least: Demand) -> bool {
+        let is_open = |room: &Room| room.kept_for.is_none() && room.host.start_slots > 0;
+        self.rooms.iter().any(|room| is_open(room) && least.fits(room.host.free))
+    }
+
     /// The job's VMs start at these hosts.
     pub(super) fn has_started(&mut self, waiting: &Waiting, hosts: &[HostId]) {
         for host in hosts {

@@ -24,7 +24,7 @@ impl World<'_> {
             if let Some(at) = room.into_iter().find(|host| self.has_room(*host, size)) {
                 self.put(vm, at);
             } else {
-                self.waiting.push(Waits::of_vm(vm, 0, None));
+                self.wait(Waits::of_vm(vm, 0, None));
             }
         }
         self.fill_jobs();

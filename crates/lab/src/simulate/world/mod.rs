@@ -44,7 +44,7 @@ use super::scenario::{Scenario, VM_VCPUS};
 use crate::random::Random;
 use event::Event;
 use flows::{Owner, Reads};
-use start::Waits;
+use start::{Line, Waits};
 use vms::Vms;
 use work::{OfJob, Work};
 
@@ -115,7 +115,7 @@ pub struct World<'a> {
     /// What the planner knows of the hosts that are up, as the last pass of the queue has left it.
     cluster: Option<Cluster>,
     vms: Vms,
-    waiting: Vec<Waits>,
+    line: Line,
     /// The scenario's jobs that compute, those that have arrived.
     jobs: Vec<OfJob>,
     /// What the jobs of each owner have that have started.
@@ -169,7 +169,7 @@ impl<'a> World<'a> {
             cluster: None,
             hosts,
             vms: Vms::default(),
-            waiting: Vec::new(),
+            line: Line::default(),
             jobs: Vec::new(),
             held: BTreeMap::new(),
             changed: BTreeSet::new(),
@@ -307,7 +307,7 @@ impl<'a> World<'a> {
             Event::Load { vm, turn } if self.vms[vm].load_turn == turn => self.change_load(vm),
             Event::Load { .. } | Event::Look => {}
             Event::Arrives { vm, runs_s } => {
-                self.waiting.push(Waits::of_vm(vm, self.now_ms, Some(runs_s)));
+                self.wait(Waits::of_vm(vm, self.now_ms, Some(runs_s)));
             }
             Event::Ends(vm) => {
                 self.give_up_move(vm);
@@ -370,7 +370,7 @@ impl<'a> World<'a> {
         let now_s = self.now_s();
         let left_s = self.vms[vm].ends_s.map(|ends_s| ends_s.saturating_sub(now_s));
         let job = self.vms[vm].work.as_ref().map(Work::job);
-        self.waiting.push(Waits { job, ..Waits::of_vm(vm, self.now_ms, left_s) });
+        self.wait(Waits { job, ..Waits::of_vm(vm, self.now_ms, left_s) });
         self.may_start = true;
     }
 

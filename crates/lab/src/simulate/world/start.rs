@@ -1,9 +1,9 @@
 //! Starts what waits, by the planner's queue.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use perigee_model::{HostId, JobId};
-use perigee_planner::queue::{Demand, HostRoom, Queue, Turn, Waiting, schedule};
+use perigee_planner::queue::{Demand, HostRoom, Queue, Turn, Turns, Waiting};
 
 use super::place::Places;
 use super::{Event, World};
@@ -29,45 +29,87 @@ impl Waits {
     }
 }
 
+/// All that waits, in the order in which it came.
+#[derive(Default)]
+pub(super) struct Line {
+    waits: Vec<Waits>,
+    /// The same for the queue, which is asked at each change: a log may have thousands of jobs that wait.
+    asks: Vec<Waiting>,
+}
+
+impl Line {
+    /// What any of it needs at least: of two jobs, the vCPUs of one and the memory of the other.
+    fn least(&self) -> Option<Demand> {
+        let all = self.asks.iter().map(|waiting| waiting.demand);
+        all.reduce(|one, other| Demand {
+            cpus: one.cpus.min(other.cpus),
+            memory_bytes: one.memory_bytes.min(other.memory_bytes),
+        })
+    }
+
+    /// Takes these out, in this order.
+    fn take(&mut self, numbers: impl Iterator<Item = usize>) -> Vec<Waits> {
+        let mut all: Vec<Option<Waits>> =
+            std::mem::take(&mut self.waits).into_iter().map(Some).collect();
+        let taken = numbers.filter_map(|number| all[number].take()).collect();
+        let mut stays = all.iter().map(Option::is_some);
+        self.asks.retain(|_| stays.next().unwrap_or(true));
+        self.waits = all.into_iter().flatten().collect();
+        taken
+    }
+}
+
 impl World<'_> {
+    pub(super) fn wait(&mut self, waits: Waits) {
+        let plain = self.scenario.waiting(waits.id());
+        let holder = waits.job.map(|job| self.jobs[job].holder().clone());
+        self.line.asks.push(Waiting {
+            holder: holder.unwrap_or_else(|| plain.holder.clone()),
+            submitted: waits.vms[0] as u64,
+            demand: self.vms[waits.vms[0]].size,
+            count: u32::try_from(waits.vms.len()).unwrap_or(u32::MAX),
+            ..plain
+        });
+        self.line.waits.push(waits);
+    }
+
     /// Starts what waits, by the planner's queue.
     pub(super) fn start_waiting(&mut self) {
-        if !self.waiting.iter().any(|waits| self.finds_room(waits)) {
+        let Some(least) = self.line.least() else { return };
+        if !(0..self.hosts.len()).any(|host| self.has_room(host, least)) {
             return;
         }
         let queue = self.queue();
-        let numbers: BTreeMap<JobId, usize> =
-            self.waiting.iter().enumerate().map(|(number, waits)| (waits.id(), number)).collect();
+        let numbers: HashMap<&JobId, usize> =
+            queue.waiting.iter().enumerate().map(|(at, waiting)| (&waiting.job, at)).collect();
         let mut luck = std::mem::replace(&mut self.luck, crate::random::Random(0));
         let cluster = self.cluster.take();
         let mut places = Places::of(self, cluster);
-        let turns = schedule(&queue, |waiting, hosts| {
-            places.choose(&self.waiting[numbers[&waiting.job]], hosts, &mut luck)
+        let mut started: Vec<(usize, Vec<HostId>)> = Vec::new();
+        let mut turns = Turns::new(&queue, |waiting, hosts| {
+            places.choose(&self.line.waits[numbers[&waiting.job]], hosts, &mut luck)
         });
+        while turns.may_start(least)
+            && let Some((job, turn)) = turns.next()
+        {
+            let hosts = match turn {
+                Turn::Start(host) => vec![host],
+                Turn::StartAll(hosts) => hosts,
+                Turn::Wait { .. } => continue,
+            };
+            started.push((numbers[&job], hosts));
+        }
+        drop(turns);
         self.cluster = places.into_cluster();
         self.luck = luck;
-        let mut started: Vec<(usize, Vec<HostId>)> = Vec::new();
-        for (job, turn) in turns {
-            match turn {
-                Turn::Start(host) => started.push((numbers[&job], vec![host])),
-                Turn::StartAll(hosts) => started.push((numbers[&job], hosts)),
-                Turn::Wait { .. } => {}
-            }
+        (self.line.asks, self.held) = (queue.waiting, queue.held);
+        if started.is_empty() {
+            return;
         }
-        let mut waiting: Vec<Option<Waits>> =
-            std::mem::take(&mut self.waiting).into_iter().map(Some).collect();
-        for (number, hosts) in started {
-            if let Some(waits) = waiting[number].take() {
-                self.start(&waits, &hosts);
-            }
+        let waits = self.line.take(started.iter().map(|(number, _)| *number));
+        for (waits, (_, hosts)) in waits.iter().zip(&started) {
+            self.start(waits, hosts);
         }
-        self.waiting = waiting.into_iter().flatten().collect();
-    }
-
-    /// Whether a host has room for one of its VMs. If it is so of none that waits, a pass of the queue would start nothing.
-    fn finds_room(&self, waits: &Waits) -> bool {
-        let size = self.vms[waits.vms[0]].size;
-        (0..self.hosts.len()).any(|host| self.has_room(host, size))
     }
 
     fn start(&mut self, waits: &Waits, hosts: &[HostId]) {
@@ -84,7 +126,8 @@ impl World<'_> {
         }
     }
 
-    fn queue(&self) -> Queue {
+    /// What waits and what is held are moved there, and come back from it.
+    fn queue(&mut self) -> Queue {
         let scenario = self.scenario;
         let total = Demand {
             cpus: scenario.cpus * scenario.overcommit,
@@ -99,24 +142,12 @@ impl World<'_> {
             persistent: Demand::default(),
             start_slots: scenario.starts.saturating_sub(host.starting),
         });
-        let waits = |waits: &Waits| {
-            let id = waits.id();
-            let plain = scenario.waiting(id);
-            let holder = waits.job.map(|job| self.jobs[job].holder().clone());
-            Waiting {
-                holder: holder.unwrap_or_else(|| plain.holder.clone()),
-                submitted: waits.vms[0] as u64,
-                waited_ms: self.now_ms - waits.since_ms,
-                demand: self.vms[waits.vms[0]].size,
-                count: u32::try_from(waits.vms.len()).unwrap_or(u32::MAX),
-                ..plain
-            }
-        };
-        Queue {
-            hosts: room.collect(),
-            waiting: self.waiting.iter().map(waits).collect(),
-            held: self.held.clone(),
-            ..Queue::default()
+        let hosts = room.collect();
+        let mut waiting = std::mem::take(&mut self.line.asks);
+        for (asks, waits) in waiting.iter_mut().zip(&self.line.waits) {
+            asks.waited_ms = self.now_ms - waits.since_ms;
         }
+        let held = std::mem::take(&mut self.held);
+        Queue { hosts, waiting, held, ..Queue::default() }
     }
 }

@@ -1,6 +1,6 @@
 //! The VMs by their numbers. A VM that has ended for good is forgotten, and its number is never given again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::{Index, IndexMut};
 
 use perigee_model::VmId;
@@ -13,7 +13,7 @@ pub(super) struct Vms {
     all: Vec<Option<Box<Vm>>>,
     /// The numbers of those that are not forgotten: of a log's jobs nearly all are, most of the time.
     there: BTreeSet<usize>,
-    numbers: BTreeMap<VmId, usize>,
+    numbers: HashMap<VmId, usize>,
     /// Forgotten since this was last asked for.
     gone: Vec<VmId>,
 }

@@ -157,7 +157,7 @@ impl World<'_> {
             ended_ms: None,
             size,
         });
-        self.waiting.push(Waits { vms, since_ms: self.now_ms, runs_s: None, job: Some(this) });
+        self.wait(Waits { vms, since_ms: self.now_ms, runs_s: None, job: Some(this) });
         self.may_start = true;
     }
 

@@ -210,6 +210,30 @@ proptest! {
         }
     }
 
+    /// Who wants to know only what starts may stop then.
+    #[test]
+    fn nothing_starts_any_more_when_no_open_host_has_room_for_the_least(
+        hosts in hosts(),
+        waiting in jobs(),
+    ) {
+        let least = waiting.iter().map(|one| one.demand).reduce(|one, other| Demand {
+            cpus: one.cpus.min(other.cpus),
+            memory_bytes: one.memory_bytes.min(other.memory_bytes),
+        });
+        let least = least.unwrap_or_default();
+        let queue = Queue { hosts, waiting, ..Queue::default() };
+        let mut turns = Turns::new(&queue, first);
+        let mut some = Vec::new();
+        while turns.may_start(least) && let Some(turn) = turns.next() {
+            some.push(turn);
+        }
+        let starts = |turns: Vec<(JobId, Turn)>| {
+            let starts = turns.into_iter().filter(|(_, turn)| !matches!(turn, Turn::Wait { .. }));
+            starts.collect::<Vec<_>>()
+        };
+        prop_assert_eq!(starts(some), starts(schedule(&queue, first)));
+    }
+
     #[test]
     fn of_equal_jobs_the_earlier_one_starts_first(hosts in hosts(), waiting in jobs()) {
         let queue = Queue { hosts, waiting: waiting.clone(), ..Queue::default() };
