@@ -158,8 +158,20 @@ impl Demand {
         }
     }
 
+    /// Of vCPUs and of memory what is less.
+    #[must_use]
+    pub fn least(self, other: Self) -> Self {
+        Self {
+            cpus: self.cpus.min(other.cpus),
+            memory_bytes: self.memory_bytes.min(other.memory_bytes),
+        }
+    }
+
     /// How many VMs with this demand have room.
     pub fn holds(self, demand: Self) -> u32 {
+        if !demand.fits(self) {
+            return 0;
+        }
         let by_cpus = self.cpus.checked_div(demand.cpus).unwrap_or(u32::MAX);
         let by_memory = self.memory_bytes.checked_div(demand.memory_bytes).unwrap_or(u64::MAX);
         by_cpus.min(u32::try_from(by_memory).unwrap_or(u32::MAX))
@@ -297,11 +309,42 @@ pub fn schedule(
     queue: &Queue,
     choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 ) -> Vec<(JobId, Turn)> {
-    Turns::new(queue, choose).collect()
+    let mut turns = Turns::new(queue, choose);
+    let mut all = Vec::with_capacity(queue.waiting.len());
+    while let Some(waiting) = turns.order.next() {
+        all.push((waiting.job.clone(), turns.turn(waiting)));
+    }
+    all
 }
 
-/// The decisions of [`schedule`], one after the other, for who wants to know only what starts.
-pub struct Turns<'a, C> {
+/// What starts by the same decisions, each with the hosts of its VMs in the order of their ranks. Why the others wait is not found out: of
+/// thousands of jobs that takes long.
+pub fn starts(
+    queue: &Queue,
+    choose: impl FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
+) -> Vec<(JobId, Vec<HostId>)> {
+    let mut turns = Turns::new(queue, choose);
+    let least = queue.waiting.iter().map(|waiting| waiting.demand).reduce(Demand::least);
+    let is_rented = !queue.rented.goes.is_empty();
+    let mut starts = Vec::new();
+    while (is_rented || least.is_some_and(|least| turns.rooms.has_open(least)))
+        && let Some(waiting) = turns.order.next()
+    {
+        if !is_rented && turns.changes_nothing(waiting) {
+            continue;
+        }
+        let hosts = match turns.turn(waiting) {
+            Turn::Start(host) => vec![host],
+            Turn::StartAll(hosts) => hosts,
+            Turn::Wait { .. } => continue,
+        };
+        starts.push((waiting.job.clone(), hosts));
+    }
+    starts
+}
+
+/// What is left while one waiting job after the other has its turn.
+struct Turns<'a, C> {
     rooms: Rooms,
     uses: Uses,
     quotas: BTreeMap<&'a str, Left>,
@@ -315,8 +358,7 @@ impl<'a, C> Turns<'a, C>
 where
     C: FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
 {
-    /// `choose`: as for [`schedule`].
-    pub fn new(queue: &'a Queue, choose: C) -> Self {
+    fn new(queue: &'a Queue, choose: C) -> Self {
         let mut uses = Uses::default();
         uses.add(queue.uses.iter().cloned());
         let quotas = queue.quotas.iter().map(|(tenant, of)| (tenant.as_str(), Left::of(*of)));
@@ -330,23 +372,10 @@ where
         }
     }
 
-    /// Whether a job that needs so much, or more, may still start in this pass, if no renting rule puts it anywhere.
-    pub fn may_start(&self, least: Demand) -> bool {
-        self.rooms.has_open(least)
-    }
-}
-
-impl<C> Iterator for Turns<'_, C>
-where
-    C: FnMut(&Waiting, &[HostId]) -> Result<HostId, NotChosen>,
-{
-    type Item = (JobId, Turn);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let waiting = self.order.next()?;
+    fn turn(&mut self, waiting: &'a Waiting) -> Turn {
         let quota = self.quotas.get_mut(waiting.holder.tenant.as_str());
         let turn = try_start(waiting, &mut self.rooms, &mut self.uses, quota, &mut self.choose);
-        let turn = turn.unwrap_or_else(|not_chosen| {
+        turn.unwrap_or_else(|not_chosen| {
             let for_room = matches!(not_chosen, NotChosen::NoRoom(_));
             let mut reason = not_chosen.reason();
             let place = self.places.entry(&waiting.holder.tenant).or_default();
@@ -356,8 +385,15 @@ where
                 reason = format!("{reason}; its wait has raised its priority from {from} to {to}");
             }
             Turn::Wait { place: *place, reason, for_room }
-        });
-        Some((waiting.job.clone(), turn))
+        })
+    }
+
+    /// Whether it waits for a host, and nothing is reserved for it.
+    fn changes_nothing(&self, waiting: &Waiting) -> bool {
+        let has_quota = self.quotas.contains_key(waiting.holder.tenant.as_str());
+        let may_reserve =
+            has_quota || !waiting.volumes.is_empty() || !self.rooms.kept.contains(&waiting.start);
+        !may_reserve && !self.rooms.has_open(waiting.demand)
     }
 }
 

@@ -138,7 +138,7 @@ impl Rooms {
         Ruled { waiting, bounds, rented, goes }
     }
 
-    /// Whether a host that is reserved for no job has so much free, and may start a job.
+    /// Whether a host that is reserved for no job has so much free, and may start a job now.
     pub(super) fn has_open(&self, least: Demand) -> bool {
         let is_open = |room: &Room| room.kept_for.is_none() && room.host.start_slots > 0;
         self.rooms.iter().any(|room| is_open(room) && least.fits(room.host.free))

@@ -1,9 +1,7 @@
 //! Starts what waits, by the planner's queue.
 
-use std::collections::HashMap;
-
 use perigee_model::{HostId, JobId};
-use perigee_planner::queue::{Demand, HostRoom, Queue, Turn, Turns, Waiting};
+use perigee_planner::queue::{Demand, HostRoom, Queue, Waiting, starts};
 
 use super::place::Places;
 use super::{Event, World};
@@ -40,11 +38,7 @@ pub(super) struct Line {
 impl Line {
     /// What any of it needs at least: of two jobs, the vCPUs of one and the memory of the other.
     fn least(&self) -> Option<Demand> {
-        let all = self.asks.iter().map(|waiting| waiting.demand);
-        all.reduce(|one, other| Demand {
-            cpus: one.cpus.min(other.cpus),
-            memory_bytes: one.memory_bytes.min(other.memory_bytes),
-        })
+        self.asks.iter().map(|waiting| waiting.demand).reduce(Demand::least)
     }
 
     /// Takes these out, in this order.
@@ -80,26 +74,18 @@ impl World<'_> {
             return;
         }
         let queue = self.queue();
-        let numbers: HashMap<&JobId, usize> =
-            queue.waiting.iter().enumerate().map(|(at, waiting)| (&waiting.job, at)).collect();
+        let number = |job: &JobId| {
+            let place = queue.waiting.iter().position(|waiting| waiting.job == *job);
+            place.expect("only what waits is asked about")
+        };
         let mut luck = std::mem::replace(&mut self.luck, crate::random::Random(0));
         let cluster = self.cluster.take();
         let mut places = Places::of(self, cluster);
-        let mut started: Vec<(usize, Vec<HostId>)> = Vec::new();
-        let mut turns = Turns::new(&queue, |waiting, hosts| {
-            places.choose(&self.line.waits[numbers[&waiting.job]], hosts, &mut luck)
+        let starts = starts(&queue, |waiting, hosts| {
+            places.choose(&self.line.waits[number(&waiting.job)], hosts, &mut luck)
         });
-        while turns.may_start(least)
-            && let Some((job, turn)) = turns.next()
-        {
-            let hosts = match turn {
-                Turn::Start(host) => vec![host],
-                Turn::StartAll(hosts) => hosts,
-                Turn::Wait { .. } => continue,
-            };
-            started.push((numbers[&job], hosts));
-        }
-        drop(turns);
+        let started = starts.into_iter().map(|(job, hosts)| (number(&job), hosts));
+        let started: Vec<(usize, Vec<HostId>)> = started.collect();
         self.cluster = places.into_cluster();
         self.luck = luck;
         (self.line.asks, self.held) = (queue.waiting, queue.held);

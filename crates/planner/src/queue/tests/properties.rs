@@ -210,28 +210,26 @@ proptest! {
         }
     }
 
-    /// Who wants to know only what starts may stop then.
     #[test]
-    fn nothing_starts_any_more_when_no_open_host_has_room_for_the_least(
+    fn what_starts_is_the_same_when_nobody_asks_why_the_others_wait(
         hosts in hosts(),
         waiting in jobs(),
+        quota in proptest::option::of(1u32..20),
     ) {
-        let least = waiting.iter().map(|one| one.demand).reduce(|one, other| Demand {
-            cpus: one.cpus.min(other.cpus),
-            memory_bytes: one.memory_bytes.min(other.memory_bytes),
-        });
-        let least = least.unwrap_or_default();
-        let queue = Queue { hosts, waiting, ..Queue::default() };
-        let mut turns = Turns::new(&queue, first);
-        let mut some = Vec::new();
-        while turns.may_start(least) && let Some(turn) = turns.next() {
-            some.push(turn);
+        let mut queue = Queue { hosts, waiting, ..Queue::default() };
+        if let Some(cpus) = quota {
+            let quota = Quota { cpus: Some(cpus), ..Quota::default() };
+            queue.quotas.insert("default".to_owned(), QuotaUse { quota, ..QuotaUse::default() });
         }
-        let starts = |turns: Vec<(JobId, Turn)>| {
-            let starts = turns.into_iter().filter(|(_, turn)| !matches!(turn, Turn::Wait { .. }));
-            starts.collect::<Vec<_>>()
+        let hosts = |turn| match turn {
+            Turn::Start(host) => Some(vec![host]),
+            Turn::StartAll(hosts) => Some(hosts),
+            Turn::Wait { .. } => None,
         };
-        prop_assert_eq!(starts(some), starts(schedule(&queue, first)));
+        let all = schedule(&queue, first).into_iter();
+        let expected: Vec<(JobId, Vec<HostId>)> =
+            all.filter_map(|(job, turn)| Some((job, hosts(turn)?))).collect();
+        prop_assert_eq!(starts(&queue, first), expected);
     }
 
     #[test]
