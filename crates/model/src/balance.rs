@@ -7,34 +7,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::auto_mode::AutoMode;
 use crate::ids::{HostId, JobId, SiteId, VmId};
 use crate::job::MigrationState;
-
-/// What the controller does about an overloaded host of a site.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum BalanceMode {
-    /// Nothing, and nothing is said.
-    Off,
-    /// It says which VM would move, and why.
-    #[default]
-    Advise,
-    /// It moves the VM.
-    On,
-}
-
-impl FromStr for BalanceMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "off" => Ok(Self::Off),
-            "advise" => Ok(Self::Advise),
-            "on" => Ok(Self::On),
-            _ => Err("it is off, advise or on".to_owned()),
-        }
-    }
-}
 
 /// Which of the hosts of a site that are as good for a VM gets it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -70,7 +45,7 @@ pub struct SetPlace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SetBalance {
     /// The new mode.
-    pub mode: BalanceMode,
+    pub mode: AutoMode,
 }
 
 /// What the last look at the loads of a site has shown.
@@ -79,7 +54,7 @@ pub struct SiteBalance {
     /// Which site.
     pub site: SiteId,
     /// What the controller does there.
-    pub mode: BalanceMode,
+    pub mode: AutoMode,
     /// When it looked last, Unix time; `None` if it has not looked since it was started, or since the mode was set.
     pub looked_ms: Option<u64>,
     /// The VMs that would lose less at another host, of the site or of another one that has their data: those that move first.
@@ -97,7 +72,7 @@ pub struct VmBalance {
     pub host: HostId,
     /// The host where it would lose least.
     pub to: HostId,
-    /// Whether the VM moves there, or would with [`BalanceMode::On`] at both hosts' sites.
+    /// Whether the VM moves there, or would with [`AutoMode::On`] at both hosts' sites.
     pub moves: bool,
     /// What would have been saved there so far, in seconds: the VM's own and its neighbours'.
     pub saved_s: f64,
@@ -119,7 +94,7 @@ pub struct VmStanding {
     /// The host's site.
     pub site: Option<SiteId>,
     /// What the controller does about overloaded hosts of the site.
-    pub mode: Option<BalanceMode>,
+    pub mode: Option<AutoMode>,
     /// When it has looked there last, Unix time.
     pub looked_ms: Option<u64>,
     /// Whether the VM may move by itself.

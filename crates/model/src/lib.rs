@@ -14,6 +14,7 @@
 //! | What keeps a private key or a token from being sent where a public thing is wanted? | `secret.rs`; before anything leaves the machine: `perigee/src/commands/public_keys.rs` |
 //! | What is at a host that is drained, and what becomes of it? | `drain.rs` (how that is shown), `planner/src/drain.rs` (the decision), `controller/src/drain/` (what is done) |
 //! | Which VM leaves an overloaded host, or goes to its data, by itself? | `balance.rs` (how that is shown), `planner/src/balance/` (the decision), `controller/src/balance/` (what is done) |
+//! | How far does the cluster go by itself? | `auto_mode.rs` |
 //! | Which VMs share a host, and which never do? | `host_rules.rs`, `planner/src/queue/groups.rs` (the decision); where the VMs are: `controller/src/cluster/index/groups.rs` |
 //! | How does somebody find VMs again that somebody made for something? | `labels.rs` |
 //! | How much memory has a VM that may have more or less of it? | `amounts.rs` (how that is asked for and shown), `planner/src/amounts.rs` (the decision), `controller/src/amounts.rs` (what is done); at the host: `agent/src/vm/memory.rs` |
@@ -46,6 +47,7 @@
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod amounts;
+pub mod auto_mode;
 pub mod balance;
 pub mod budget;
 pub mod client;

@@ -3,11 +3,10 @@
 //! The planner decides (`planner/src/rent/`); the controller gathers what that needs and carries it out
 //! (`controller/src/rentals/automatic/`).
 
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::auto_mode::AutoMode;
 use crate::ids::{JobId, RentalId};
 use crate::money::Money;
 
@@ -23,38 +22,12 @@ pub const RENT_JOBS_NAMED: usize = 32;
 /// By whom a host was rented that the rule has rented, as [`crate::rental::Rental::by`] says it.
 pub const RENTED_BY_RULE: &str = "the renting rule";
 
-/// Whether the cluster rents hosts by itself.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum RentMode {
-    /// No, and nothing is said.
-    Off,
-    /// No, but it says what it would do, and why.
-    #[default]
-    Advise,
-    /// Yes.
-    On,
-}
-
-impl FromStr for RentMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "off" => Ok(Self::Off),
-            "advise" => Ok(Self::Advise),
-            "on" => Ok(Self::On),
-            _ => Err("it is off, advise or on".to_owned()),
-        }
-    }
-}
-
 /// `PUT /v1/renting`: what is left out stays as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SetRenting {
     /// Whether the cluster rents by itself.
     #[serde(default)]
-    pub mode: Option<RentMode>,
+    pub mode: Option<AutoMode>,
     /// What an hour of waiting costs a job whose file says nothing of money; 0: it is no reason to rent.
     #[serde(default)]
     pub waiting_costs_per_hour: Option<Money>,
@@ -68,7 +41,7 @@ pub struct SetRenting {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RentSettings {
     /// Whether the cluster rents by itself.
-    pub mode: RentMode,
+    pub mode: AutoMode,
     /// What an hour of waiting costs a job whose file says nothing of money; `None`: such a job is no reason to rent.
     pub waiting_costs_per_hour: Option<Money>,
     /// How many hosts may be rented at once, with those that people rent.
@@ -77,7 +50,7 @@ pub struct RentSettings {
 
 impl Default for RentSettings {
     fn default() -> Self {
-        Self { mode: RentMode::default(), waiting_costs_per_hour: None, most: RENTED_MOST_DEFAULT }
+        Self { mode: AutoMode::default(), waiting_costs_per_hour: None, most: RENTED_MOST_DEFAULT }
     }
 }
 
@@ -196,10 +169,10 @@ mod tests {
     #[test]
     fn what_is_left_out_stays_and_a_price_of_nothing_is_none() {
         let dime = Some(Money::from_micros(100_000));
-        let on = SetRenting { mode: Some(RentMode::On), ..SetRenting::default() };
+        let on = SetRenting { mode: Some(AutoMode::On), ..SetRenting::default() };
         let priced = SetRenting { waiting_costs_per_hour: dime, ..SetRenting::default() };
         let settings = RentSettings::default().with(on).with(priced);
-        assert_eq!((settings.mode, settings.waiting_costs_per_hour), (RentMode::On, dime));
+        assert_eq!((settings.mode, settings.waiting_costs_per_hour), (AutoMode::On, dime));
         assert_eq!(settings.most, RENTED_MOST_DEFAULT);
         let free = SetRenting { waiting_costs_per_hour: Some(Money::ZERO), ..on };
         assert_eq!(settings.with(free).waiting_costs_per_hour, None);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use perigee_model::balance::{BalanceMode, MOVES_SHOWN, Moved, VmFigures, VmStanding};
+use perigee_model::auto_mode::AutoMode;
+use perigee_model::balance::{MOVES_SHOWN, Moved, VmFigures, VmStanding};
 use perigee_model::job::JobState;
 use perigee_model::{HostId, Problem, SiteId, VmId};
 use perigee_planner::Verdict;
@@ -110,7 +111,7 @@ async fn next(
     }
     let Some(looked) = looked else {
         return Ok(match cluster.balances.mode(site) {
-            BalanceMode::Off => format!(
+            AutoMode::Off => format!(
                 "stays at {host}: nobody looks at the loads of site {site} (perigee site balance {site} advise)"
             ),
             _ => format!("stays at {host}: site {site} has not been looked at yet"),
@@ -131,7 +132,7 @@ async fn next(
 fn data_not_weighed(cluster: &Cluster, record: &JobRecord, site: &SiteId) -> String {
     let sites = record.disks_needed().filter_map(|disk| site_of(cluster, &disk.home));
     let mut others = sites.filter(|other| other != site);
-    let is_off = |other: &SiteId| cluster.balances.mode(other) == BalanceMode::Off;
+    let is_off = |other: &SiteId| cluster.balances.mode(other) == AutoMode::Off;
     let off = others.find(is_off).map(|other| {
         format!("; nobody looks at site {other}, where it has data (perigee site balance {other} advise)")
     });

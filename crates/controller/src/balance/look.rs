@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_model::balance::{BalanceMode, LoadNotKnown};
+use perigee_model::auto_mode::AutoMode;
+use perigee_model::balance::LoadNotKnown;
 use perigee_model::job::{HostState, JobState, Migration};
 use perigee_model::load::VcpuUse;
 use perigee_model::vm::HostReport;
@@ -170,9 +171,9 @@ impl<'a> Here<'a> {
         for host in others {
             let Some(site) = site_of(cluster, &host) else { continue };
             let comes = match cluster.balances.mode(&site) {
-                BalanceMode::Off => continue,
-                BalanceMode::Advise => Comes::ForDataAdvised,
-                BalanceMode::On => Comes::ForData,
+                AutoMode::Off => continue,
+                AutoMode::Advise => Comes::ForDataAdvised,
+                AutoMode::On => Comes::ForData,
             };
             self.hosts.insert(host, Part { site, comes });
         }

@@ -20,7 +20,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmBalance};
+use perigee_model::auto_mode::AutoMode;
+use perigee_model::balance::{SetBalance, SiteBalance, VmBalance};
 use perigee_model::plan::Trigger;
 use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem, SiteId, VmId};
@@ -94,7 +95,7 @@ async fn round(
     let (mut did, mut failed) = (Vec::new(), None);
     for site in sites {
         let mode = cluster.balances.mode(&site.id);
-        if mode == BalanceMode::Off {
+        if mode == AutoMode::Off {
             known.remove(&site.id);
             continue;
         }
@@ -113,7 +114,7 @@ async fn round(
 async fn look_at(
     cluster: &Arc<Cluster>,
     site: &SiteId,
-    mode: BalanceMode,
+    mode: AutoMode,
     last: &mut LastLook,
 ) -> Result<String, Problem> {
     let accounts = cluster.balances.accounts(site);
@@ -134,11 +135,11 @@ async fn look_at(
             vm.reason.push_str(&needs);
         }
     }
-    if mode == BalanceMode::On {
+    if mode == AutoMode::On {
         let mut stay = Vec::new();
         for vm in vms.iter_mut().filter(|vm| vm.moves && !seen.only_advises(&vm.to)) {
             // A person may have switched that off meanwhile.
-            if cluster.balances.mode(site) != BalanceMode::On {
+            if cluster.balances.mode(site) != AutoMode::On {
                 break;
             }
             if let Err(problem) = move_vm(cluster, vm).await {
@@ -151,9 +152,9 @@ async fn look_at(
         undo(cluster, site, &stay).await?;
     }
     let is_made =
-        |vm: &&VmBalance| vm.moves && (mode != BalanceMode::On || !seen.only_advises(&vm.to));
+        |vm: &&VmBalance| vm.moves && (mode != AutoMode::On || !seen.only_advises(&vm.to));
     let (all, moving) = (vms.len(), vms.iter().filter(is_made).count());
-    let moves = if mode == BalanceMode::On { "move" } else { "would move" };
+    let moves = if mode == AutoMode::On { "move" } else { "would move" };
     let not_known = seen.not_known(&not_known);
     let unknown = not_known.len();
     let looked = Looked { at_ms: now_ms(), vms, not_known, seen: Arc::new(seen) };
@@ -167,7 +168,7 @@ async fn look_at(
 async fn decide(
     cluster: &Cluster,
     site: &SiteId,
-    mode: BalanceMode,
+    mode: AutoMode,
     seen: &Seen,
 ) -> Result<Balanced, Problem> {
     let _turn = cluster.balances.turn.lock().await;
@@ -178,11 +179,11 @@ async fn decide(
     let adopted = cluster.balances.adopt(site, &seen.look);
     let mut accounts = cluster.balances.accounts(site);
     let balanced = match mode {
-        BalanceMode::On => balance(&mut accounts, &seen.look, |vm, host| seen.elsewhere(vm, host)),
+        AutoMode::On => balance(&mut accounts, &seen.look, |vm, host| seen.elsewhere(vm, host)),
         _ => advise(&mut accounts, &seen.look, |vm, host| seen.elsewhere(vm, host)),
     };
     let is_made = |one: &VmBalance| one.moves && !seen.only_advises(&one.to);
-    if adopted || (mode == BalanceMode::On && balanced.decisions.iter().any(is_made)) {
+    if adopted || (mode == AutoMode::On && balanced.decisions.iter().any(is_made)) {
         cluster.keep_accounts(site, &accounts).await?;
     }
     cluster.balances.set_accounts(site, accounts);
@@ -211,7 +212,7 @@ async fn move_vm(cluster: &Arc<Cluster>, vm: &VmBalance) -> Result<(), Problem> 
         volumes: VolumesOnMove::Follow,
     };
     let other = site_of(cluster, to);
-    if other.is_some_and(|other| cluster.balances.mode(&other) != BalanceMode::On) {
+    if other.is_some_and(|other| cluster.balances.mode(&other) != AutoMode::On) {
         let what = format!("can't move VM {vm} to {to}");
         return Err(Problem::conflict(what, "its site was switched off meanwhile"));
     }

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use perigee_http::Clock;
-use perigee_model::balance::{BalanceMode, LoadNotKnown, PlacePolicy, SiteBalance, VmBalance};
+use perigee_model::auto_mode::AutoMode;
+use perigee_model::balance::{LoadNotKnown, PlacePolicy, SiteBalance, VmBalance};
 use perigee_model::{HostId, Problem, SiteId, VmId};
 use perigee_planner::balance::{Accounts, Elsewhere, Look};
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ const RECORDS: &str = "balance/";
 /// started again would not know which VMs have moved.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct BalanceRecord {
-    pub mode: BalanceMode,
+    pub mode: AutoMode,
     /// In which order its hosts get VMs.
     pub place: PlacePolicy,
     pub accounts: Accounts,
@@ -55,7 +56,7 @@ pub struct Looked {
 
 #[derive(Debug)]
 struct Site {
-    mode: BalanceMode,
+    mode: AutoMode,
     accounts: Accounts,
     /// From when on the accounts are not aged yet.
     aged: Instant,
@@ -64,7 +65,7 @@ struct Site {
 
 impl Default for Site {
     fn default() -> Self {
-        let (mode, accounts) = (BalanceMode::default(), Accounts::default());
+        let (mode, accounts) = (AutoMode::default(), Accounts::default());
         Self { mode, accounts, aged: Instant::now(), looked: None }
     }
 }
@@ -125,12 +126,12 @@ impl Balances {
         };
     }
 
-    pub fn mode(&self, site: &SiteId) -> BalanceMode {
+    pub fn mode(&self, site: &SiteId) -> AutoMode {
         self.lock().get(site).map(|known| known.mode).unwrap_or_default()
     }
 
     /// Notes what the site's record says. What was seen with another mode is shown no longer, and does not count.
-    pub fn set_mode(&self, site: &SiteId, mode: BalanceMode) {
+    pub fn set_mode(&self, site: &SiteId, mode: AutoMode) {
         let mut sites = self.lock();
         let known = sites.entry(site.clone()).or_default();
         if known.mode != mode {
@@ -199,7 +200,7 @@ impl Balances {
     }
 
     /// Notes what a look has shown that was made with this mode.
-    pub fn note(&self, site: &SiteId, mode: BalanceMode, looked: Looked) {
+    pub fn note(&self, site: &SiteId, mode: AutoMode, looked: Looked) {
         let mut sites = self.lock();
         let known = sites.entry(site.clone()).or_default();
         if known.mode == mode {

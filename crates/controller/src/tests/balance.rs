@@ -1,6 +1,7 @@
 //! VMs without a job at an overloaded host.
 
-use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmStanding};
+use perigee_model::auto_mode::AutoMode;
+use perigee_model::balance::{SetBalance, SiteBalance, VmStanding};
 use perigee_model::drain::DrainHost;
 use perigee_model::job::{Access, Job, JobSpec, JobState, MigrationState, Start};
 use perigee_model::load::{MemoryUse, Pressure, StalledTime, VcpuUse, VmLoad};
@@ -64,7 +65,7 @@ fn host(name: &str) -> HostId {
     HostId::new(name).expect("a name")
 }
 
-async fn set(lab: &Lab, mode: BalanceMode) -> SiteBalance {
+async fn set(lab: &Lab, mode: AutoMode) -> SiteBalance {
     balance::set_mode(&lab.cluster, &home(), SetBalance { mode }).await.expect("a site")
 }
 
@@ -105,14 +106,14 @@ pub(super) async fn arrives(lab: &Lab, to: &FakeHost) {
 #[tokio::test]
 async fn a_vm_that_starves_is_only_advised_to_move_until_its_site_is_switched_on() {
     let (lab, second) = starving(Some(0.0)).await;
-    assert_eq!(lab.cluster.balances.mode(&home()), BalanceMode::Advise);
+    assert_eq!(lab.cluster.balances.mode(&home()), AutoMode::Advise);
     let said = shows(&lab, "the advice", |shown| shown.vms.iter().any(|vm| vm.moves)).await;
     let advice = &said.vms[0];
     assert_eq!((&advice.vm, &advice.host, &advice.to), (&web(), &lab.home.id, &second.id));
     assert!(advice.reason.starts_with("would move home1 → home2: "), "{}", advice.reason);
     assert!(lab.cluster.index.migrations_of(&web()).is_empty(), "it was only advised");
 
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::On).await;
     source_is_asked(&lab.home, &web()).await;
     shows(&lab, "the hosts' loads to count as not known while it moves", |shown| {
         shown.not_known.len() == 2
@@ -134,7 +135,7 @@ async fn a_vm_that_starves_is_only_advised_to_move_until_its_site_is_switched_on
 #[tokio::test]
 async fn a_host_whose_load_is_not_known_is_named_and_gets_no_vm() {
     let (lab, second) = starving(None).await;
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::On).await;
     let shown =
         shows(&lab, "a look", |shown| shown.looked_ms.is_some() && shown.not_known.len() == 1)
             .await;
@@ -147,7 +148,7 @@ async fn a_host_whose_load_is_not_known_is_named_and_gets_no_vm() {
 #[tokio::test]
 async fn figures_that_can_t_be_are_not_known_and_move_nothing() {
     let (lab, second) = starving(Some(-3.0)).await;
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::On).await;
     not_known(&lab, "less than none in use", &[(&second, "-3 of its 2 CPUs")]).await;
     report(&second, Some(4711.0), None);
     not_known(&lab, "more than all in use", &[(&second, "4711 of its 2 CPUs")]).await;
@@ -168,22 +169,22 @@ async fn figures_that_can_t_be_are_not_known_and_move_nothing() {
 #[tokio::test]
 async fn a_host_that_is_away_neither_gets_nor_loses_a_vm() {
     let (lab, second) = starving(Some(0.0)).await;
-    set(&lab, BalanceMode::Off).await;
+    set(&lab, AutoMode::Off).await;
     unreachable(&lab, &second).await;
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::On).await;
     let silent = "has not answered";
     not_known(&lab, "the idle host to be away", &[(&second, silent)]).await;
-    set(&lab, BalanceMode::Off).await;
+    set(&lab, AutoMode::Off).await;
     unreachable(&lab, &lab.home).await;
     second.inside().down = false;
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::On).await;
     not_known(&lab, "the overloaded host to be away", &[(&lab.home, silent)]).await;
 }
 
 #[tokio::test]
 async fn a_target_that_dies_during_the_move_ends_no_vm_and_is_not_idle() {
     let (lab, second) = starving(Some(0.0)).await;
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::On).await;
     source_is_asked(&lab.home, &web()).await;
     second.inside().down = true;
     lab.home.set_phase(&web(), MigrationPhase::Failed, VmStatus::Running);
@@ -201,7 +202,7 @@ async fn a_target_that_dies_during_the_move_ends_no_vm_and_is_not_idle() {
 #[tokio::test]
 async fn of_two_controllers_only_the_one_that_the_hosts_obey_moves_a_vm() {
     let (lab, second_home) = starving(None).await;
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::On).await;
     let copy = tempfile::tempdir().expect("a directory");
     copy_store(lab.dir.path(), copy.path());
     term::take_over(copy.path()).await.expect("told");
@@ -223,7 +224,7 @@ async fn a_vm_that_the_balancer_and_a_drain_want_elsewhere_moves_once() {
     }
     let (by, ask) = ("ann".to_owned(), DrainHost::default());
     let drained = drain::drain(&lab.cluster, &lab.home.id, by, ask);
-    let (_, drained) = tokio::join!(set(&lab, BalanceMode::On), drained);
+    let (_, drained) = tokio::join!(set(&lab, AutoMode::On), drained);
     drained.expect("a drain");
     source_is_asked(&lab.home, &web()).await;
     arrives(&lab, &second).await;
@@ -250,8 +251,8 @@ async fn a_vm_does_not_go_back_to_the_host_from_which_a_person_took_it() {
     arrives(&lab, &second).await;
     report(&second, Some(2.0), Some(&web()));
     report(&lab.home, Some(0.0), None);
-    set(&lab, BalanceMode::Off).await;
-    let shown = set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::Off).await;
+    let shown = set(&lab, AutoMode::On).await;
     assert_eq!(shown.looked_ms, None, "what another mode has shown is shown no longer");
     let shown =
         shows(&lab, "a look", |shown| shown.looked_ms.is_some() && shown.not_known.is_empty())
@@ -275,8 +276,8 @@ async fn a_vm_that_starves_does_not_go_to_one_from_which_it_is_kept_apart() {
     vms::set::set(&lab.cluster, &web(), SetVm { rules: Some(apart()), ..SetVm::default() })
         .await
         .expect("they are at different hosts");
-    set(&lab, BalanceMode::Off).await;
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::Off).await;
+    set(&lab, AutoMode::On).await;
     let shown =
         shows(&lab, "a look", |shown| shown.looked_ms.is_some() && shown.not_known.is_empty())
             .await;
@@ -287,11 +288,11 @@ async fn a_vm_that_starves_does_not_go_to_one_from_which_it_is_kept_apart() {
 #[tokio::test]
 async fn a_mode_outlives_the_controller_and_is_of_a_site_that_has_a_host() {
     let mut lab = Lab::up().await;
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::On).await;
     lab.restart_controller().await;
-    assert_eq!(lab.cluster.balances.mode(&home()), BalanceMode::On);
+    assert_eq!(lab.cluster.balances.mode(&home()), AutoMode::On);
     let nowhere = SiteId::new("nowhere").expect("a name");
-    let asked = balance::set_mode(&lab.cluster, &nowhere, SetBalance { mode: BalanceMode::On });
+    let asked = balance::set_mode(&lab.cluster, &nowhere, SetBalance { mode: AutoMode::On });
     let refused: Problem = asked.await.expect_err("no host is there");
     assert!(refused.to_string().contains("perigee site list"), "{refused}");
     assert_eq!(balance::list(&lab.cluster).len(), hosts::sites(&lab.cluster).len());
@@ -304,7 +305,7 @@ pub(super) async fn standing(lab: &Lab, vm: &VmId) -> VmStanding {
 #[tokio::test]
 async fn a_vm_with_move_never_is_weighed_and_stays_until_that_is_set_anew() {
     let (lab, _second) = starving_as(NewVm { may_migrate: false, ..at_home1() }, Some(0.0)).await;
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::On).await;
     let shown =
         shows(&lab, "a look", |shown| shown.looked_ms.is_some() && shown.not_known.is_empty())
             .await;
@@ -323,14 +324,14 @@ async fn what_is_said_of_a_vm_has_its_accounts_and_then_its_move_and_the_surchar
     let (mut lab, second) = starving(Some(0.0)).await;
     shows(&lab, "the advice", |shown| shown.vms.iter().any(|vm| vm.moves)).await;
     let of = standing(&lab, &web()).await;
-    assert_eq!((of.mode, of.host.as_ref()), (Some(BalanceMode::Advise), Some(&lab.home.id)));
+    assert_eq!((of.mode, of.host.as_ref()), (Some(AutoMode::Advise), Some(&lab.home.id)));
     assert!(of.next.starts_with("would move home1 → home2: "), "{}", of.next);
     let best = &of.figures.targets[0];
     assert_eq!((&best.host, best.why_not.as_str()), (&second.id, ""));
     assert!(best.saved_s > 0.0 && best.needed_s == best.price_s, "{best:?}");
     assert_eq!(of.figures.price_factor, 1.0);
 
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::On).await;
     source_is_asked(&lab.home, &web()).await;
     assert_eq!(standing(&lab, &web()).await.next, "it moves to home2 now");
     arrives(&lab, &second).await;
@@ -480,7 +481,7 @@ async fn nobody_moves_for_want_of_memory_that_a_guest_is_about_to_give_back() {
         report.pressure.memory.map(drop)
     })
     .await;
-    set(&lab, BalanceMode::On).await;
+    set(&lab, AutoMode::On).await;
     for _ in 0..3 {
         next_look(&lab).await;
     }

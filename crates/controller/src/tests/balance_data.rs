@@ -1,6 +1,7 @@
 //! VMs without a job whose data are at another host or another site.
 
-use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance, VmFigures};
+use perigee_model::auto_mode::AutoMode;
+use perigee_model::balance::{SetBalance, SiteBalance, VmFigures};
 use perigee_model::job::{JobState, NewVolume, Start};
 use perigee_model::load::{VcpuUse, VmLoad};
 use perigee_model::persistent_vm::{NewVm, NewVmVolume};
@@ -20,7 +21,7 @@ fn far() -> VolumeName {
     VolumeName::new("far").expect("a name")
 }
 
-async fn set(lab: &Lab, site: &str, mode: BalanceMode) {
+async fn set(lab: &Lab, site: &str, mode: AutoMode) {
     let site = SiteId::new(site).expect("a name");
     balance::set_mode(&lab.cluster, &site, SetBalance { mode }).await.expect("a site");
 }
@@ -117,7 +118,7 @@ async fn a_vm_without_a_job_goes_to_its_data_when_it_waits_for_them() {
     let lab = Lab::up().await;
     let second = second_home(&lab).await;
     reads_far(&lab, &second, at_home1(), LeaveSite::Allowed).await;
-    set(&lab, "home", BalanceMode::On).await;
+    set(&lab, "home", AutoMode::On).await;
     is_sent(&lab, &second).await;
 }
 
@@ -125,7 +126,7 @@ async fn a_vm_without_a_job_goes_to_its_data_when_it_waits_for_them() {
 async fn a_vm_goes_to_its_data_at_another_site_when_both_sites_are_switched_on() {
     let mut lab = Lab::up().await;
     reads_far(&lab, &lab.cloud, at_home1(), LeaveSite::Allowed).await;
-    set(&lab, "home", BalanceMode::On).await;
+    set(&lab, "home", AutoMode::On).await;
     let advised = while_it_waits(&lab, "the advice", async || {
         shown(&lab, "home").vms.into_iter().find(|vm| vm.moves)
     })
@@ -137,7 +138,7 @@ async fn a_vm_goes_to_its_data_at_another_site_when_both_sites_are_switched_on()
     assert!(lab.cluster.index.migrations_of(&web()).is_empty(), "it was only advised");
     assert_eq!(lab.cluster.balances.price_factor(&web()), 1.0, "that is no move");
 
-    set(&lab, "cloud", BalanceMode::On).await;
+    set(&lab, "cloud", AutoMode::On).await;
     is_sent(&lab, &lab.cloud).await;
     let moved = lab.cluster.index.migrations_of(&web())[0].migration.reason.clone();
     assert!(moved.starts_with("moves home1 → cloud1: has lost "), "{moved}");
@@ -157,8 +158,8 @@ async fn a_vm_goes_to_its_data_at_another_site_when_both_sites_are_switched_on()
 async fn a_site_that_is_switched_off_gets_no_vm_and_its_hosts_are_not_weighed() {
     let lab = Lab::up().await;
     reads_far(&lab, &lab.cloud, at_home1(), LeaveSite::Allowed).await;
-    set(&lab, "cloud", BalanceMode::Off).await;
-    set(&lab, "home", BalanceMode::On).await;
+    set(&lab, "cloud", AutoMode::Off).await;
+    set(&lab, "home", AutoMode::On).await;
     let of = while_it_waits(&lab, "a look at what it loses", async || {
         let of = standing(&lab, &web()).await;
         let lost = of.figures.measured.as_ref().and_then(|of| of.data_lost);
@@ -176,8 +177,8 @@ async fn a_vm_that_was_made_for_a_site_does_not_leave_it_for_its_data() {
     let home = SiteId::new("home").expect("a name");
     let new = NewVm { start: Start::Site(home), ..at_home1() };
     reads_far(&lab, &lab.cloud, new, LeaveSite::Allowed).await;
-    set(&lab, "home", BalanceMode::On).await;
-    set(&lab, "cloud", BalanceMode::On).await;
+    set(&lab, "home", AutoMode::On).await;
+    set(&lab, "cloud", AutoMode::On).await;
     let (figures, _) = stays(&lab).await;
     assert_eq!(why_not(&figures, &lab), "the VM was made for site home");
 }
@@ -187,8 +188,8 @@ async fn a_vm_with_move_never_does_not_go_to_its_data() {
     let lab = Lab::up().await;
     let new = NewVm { may_migrate: false, ..at_home1() };
     reads_far(&lab, &lab.cloud, new, LeaveSite::Allowed).await;
-    set(&lab, "home", BalanceMode::On).await;
-    set(&lab, "cloud", BalanceMode::On).await;
+    set(&lab, "home", AutoMode::On).await;
+    set(&lab, "cloud", AutoMode::On).await;
     let (_, next) = stays(&lab).await;
     assert!(next.contains("perigee vm set web --move auto"), "{next}");
 }
@@ -199,8 +200,8 @@ async fn a_vm_that_reads_data_that_may_not_leave_another_site_goes_nowhere() {
     let lab = Lab::up().await;
     let new = NewVm { network: perigee_model::vm::NetworkKind::None, ..at_home1() };
     reads_far(&lab, &lab.cloud, new, LeaveSite::Never).await;
-    set(&lab, "home", BalanceMode::On).await;
-    set(&lab, "cloud", BalanceMode::On).await;
+    set(&lab, "home", AutoMode::On).await;
+    set(&lab, "cloud", AutoMode::On).await;
     let (figures, _) = stays(&lab).await;
     assert!(why_not(&figures, &lab).contains("leave-site: never"), "{figures:?}");
 }
@@ -220,8 +221,8 @@ async fn a_vm_does_not_go_to_its_data_beside_a_vm_from_which_it_is_kept_apart() 
     let new = NewVm { rules: apart(), ..at_home1() };
     reads_far(&lab, &lab.cloud, new, LeaveSite::Allowed).await;
     report(&lab.cloud, Some(0.5), Some(&other));
-    set(&lab, "home", BalanceMode::On).await;
-    set(&lab, "cloud", BalanceMode::On).await;
+    set(&lab, "home", AutoMode::On).await;
+    set(&lab, "cloud", AutoMode::On).await;
     let (figures, _) = stays(&lab).await;
     assert!(why_not(&figures, &lab).contains("not with"), "{figures:?}");
 }
@@ -237,8 +238,8 @@ async fn a_vm_that_starves_does_not_go_where_its_data_of_another_site_would_foll
     lab.runs().await;
     report(&lab.home, Some(2.0), Some(&web()));
     report(&second, Some(0.0), None);
-    set(&lab, "cloud", BalanceMode::Off).await;
-    set(&lab, "home", BalanceMode::On).await;
+    set(&lab, "cloud", AutoMode::Off).await;
+    set(&lab, "home", AutoMode::On).await;
     wait_for("home2 to be refused for the volume", async || {
         let figures = standing(&lab, &web()).await.figures;
         let to = figures.targets.into_iter().find(|to| to.host == second.id)?;

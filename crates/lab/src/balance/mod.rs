@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use perigee_http::Client;
 use perigee_http::certificate::now_ms;
-use perigee_model::balance::{BalanceMode, SetBalance, SiteBalance};
+use perigee_model::auto_mode::AutoMode;
+use perigee_model::balance::{SetBalance, SiteBalance};
 use perigee_model::job::{Migration, MigrationState, Start, Vm};
 use perigee_model::load::VcpuUse;
 use perigee_model::vm::NetworkKind;
@@ -134,7 +135,7 @@ impl<'a> Run<'a> {
     }
 
     async fn all(&self, steps: &Steps) -> Result<Outcome, Problem> {
-        self.set(BalanceMode::Off).await?;
+        self.set(AutoMode::Off).await?;
         self.boot(steps).await?;
         let load = load_1min()?;
         let step = steps.begin("measure the run delay");
@@ -144,7 +145,7 @@ impl<'a> Run<'a> {
         let Watched { moves, killed_at_s } = self.watch(&mut step).await?;
         step.done(&format!("{} moves", moves.len()));
         // So that nothing moves while it is measured.
-        self.set(BalanceMode::Off).await?;
+        self.set(AutoMode::Off).await?;
         let step = steps.begin("measure the run delay again");
         let after = self.measure().await?;
         step.done(&format!("{:.2} s per second", after.run_delay()));
@@ -163,7 +164,7 @@ impl<'a> Run<'a> {
         Ok(outcome)
     }
 
-    async fn set(&self, mode: BalanceMode) -> Result<SiteBalance, Problem> {
+    async fn set(&self, mode: AutoMode) -> Result<SiteBalance, Problem> {
         let path = format!("/v1/sites/{}/balance", self.site);
         self.client.put(&path, &SetBalance { mode }).await
     }
@@ -253,7 +254,7 @@ impl<'a> Run<'a> {
 
     /// Switches balancing on, and returns when nothing moves any more. The controller is killed when the first move is decided.
     async fn watch(&self, step: &mut Step) -> Result<Watched, Problem> {
-        self.set(BalanceMode::On).await?;
+        self.set(AutoMode::On).await?;
         let (began, began_ms) = (Instant::now(), now_ms());
         let mut looks = Looks::default();
         until("a VM to move", FIRST_MOVE_MAX, async || {

@@ -66,7 +66,8 @@ impl Looks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use perigee_model::balance::{BalanceMode, LoadNotKnown, VmBalance};
+    use perigee_model::auto_mode::AutoMode;
+    use perigee_model::balance::{LoadNotKnown, VmBalance};
     use perigee_model::{HostId, SiteId};
 
     fn vm() -> VmId {
@@ -90,7 +91,7 @@ mod tests {
         };
         SiteBalance {
             site: SiteId::new("home").expect("a name"),
-            mode: BalanceMode::On,
+            mode: AutoMode::On,
             looked_ms: Some(at_s * 1000),
             vms: saved_s.map(of_vm).into_iter().collect(),
             not_known: Vec::new(),

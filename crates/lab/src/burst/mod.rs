@@ -21,9 +21,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use perigee_http::Client;
+use perigee_model::auto_mode::AutoMode;
 use perigee_model::job::Job;
 use perigee_model::plan::Estimate;
-use perigee_model::renting::{RentMode, Renting, SetRenting};
+use perigee_model::renting::{Renting, SetRenting};
 use perigee_model::{HostId, Problem};
 
 use crate::cluster::Cluster;
@@ -183,7 +184,7 @@ impl Story<'_> {
     /// As an admin does it.
     async fn rent(&self, watch: &mut Watch<'_>) -> Result<(), Problem> {
         let ask = SetRenting {
-            mode: Some(RentMode::On),
+            mode: Some(AutoMode::On),
             waiting_costs_per_hour: Some(WAITING_PER_HOUR),
             most: Some(RENTED_MOST),
         };

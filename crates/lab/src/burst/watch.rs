@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use perigee_http::Client;
 use perigee_http::certificate::now_ms;
+use perigee_model::auto_mode::AutoMode;
 use perigee_model::job::{Job, JobState};
 use perigee_model::plan::Decision;
 use perigee_model::rental::Rental;
 use perigee_model::rental::states::RentalState;
-use perigee_model::renting::{RentMode, Renting};
+use perigee_model::renting::Renting;
 use perigee_model::{HostId, JobId, Problem, RentalId};
 
 use super::outcome::{Event, JobRow, RentalRow, minutes};
@@ -160,7 +161,7 @@ impl<'a> Watch<'a> {
 
     fn note_renting(&mut self, renting: &Renting) {
         let because = &renting.nothing_because;
-        let is_on = renting.settings.mode == RentMode::On;
+        let is_on = renting.settings.mode == AutoMode::On;
         let queued = self.jobs.iter().any(|one| one.job.state == JobState::Queued);
         // The same sentence with other figures is no news.
         let sentence: String = because.chars().filter(|c| !c.is_ascii_digit()).collect();

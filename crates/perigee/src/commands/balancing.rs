@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use perigee_http::Client;
+use perigee_model::auto_mode::AutoMode;
 use perigee_model::balance::{
-    BalanceMode, BalanceTarget, MoveTrial, Moved, SetBalance, SiteBalance, VmBalance, VmMeasured,
-    VmStanding,
+    BalanceTarget, MoveTrial, Moved, SetBalance, SiteBalance, VmBalance, VmMeasured, VmStanding,
 };
 use perigee_model::units::format_seconds;
 use perigee_model::{HostId, Problem, SiteId, VmId};
@@ -48,11 +48,7 @@ const MODE: &[Column<SiteBalance>] = &[
 ///
 /// # Errors
 /// `NotFound` for a site without a host.
-pub async fn mode(
-    site: SiteId,
-    mode: Option<BalanceMode>,
-    context: &Context,
-) -> Result<(), Problem> {
+pub async fn mode(site: SiteId, mode: Option<AutoMode>, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     let shown: SiteBalance = match mode {
         Some(mode) => {
@@ -206,10 +202,10 @@ fn remarks(site: &SiteBalance) -> Vec<String> {
         .collect();
     let would_move = vms.iter().any(|vm| vm.moves);
     match (mode, looked_ms) {
-        (BalanceMode::Off, _) => remarks
+        (AutoMode::Off, _) => remarks
             .push(format!("site {site} is not looked at: perigee site balance {site} advise")),
         (_, None) => remarks.push(format!("site {site} has not been looked at yet")),
-        (BalanceMode::Advise, Some(_)) if would_move => {
+        (AutoMode::Advise, Some(_)) if would_move => {
             remarks.push(format!("nothing moves by itself: perigee site balance {site} on"));
         }
         (_, Some(_)) => {}
@@ -257,7 +253,7 @@ mod tests {
 
     use super::*;
 
-    fn site(mode: BalanceMode, moves: bool, reason: &str) -> SiteBalance {
+    fn site(mode: AutoMode, moves: bool, reason: &str) -> SiteBalance {
         let host = |name: &str| HostId::new(name).expect("a name");
         SiteBalance {
             site: SiteId::new("home").expect("a name"),
@@ -280,7 +276,7 @@ mod tests {
     fn what_only_has_other_figures_is_not_said_again() {
         let mut told = Told::default();
         let lines = |told: &mut Told, moves, reason| {
-            told.new_lines(&[site(BalanceMode::Advise, moves, reason)]).len()
+            told.new_lines(&[site(AutoMode::Advise, moves, reason)]).len()
         };
         assert_eq!(lines(&mut told, false, "stays at home1: saved 3 s"), 2);
         assert_eq!(lines(&mut told, false, "stays at home1: saved 4 s"), 0);
@@ -293,10 +289,10 @@ mod tests {
 
     #[test]
     fn advice_names_hosts_whose_load_is_not_known_and_how_it_is_followed() {
-        let said = remarks(&site(BalanceMode::Advise, true, "moves")).join("\n");
+        let said = remarks(&site(AutoMode::Advise, true, "moves")).join("\n");
         assert!(said.contains("home3 is not known: it is away"), "{said}");
         assert!(said.contains("perigee site balance home on"), "{said}");
-        let on = remarks(&site(BalanceMode::On, true, "moves"));
+        let on = remarks(&site(AutoMode::On, true, "moves"));
         assert_eq!(on.len(), 1, "{on:?}");
     }
 }

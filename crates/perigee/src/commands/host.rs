@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use perigee_http::{Client, Method};
-use perigee_model::balance::{BalanceMode, PlacePolicy, SetPlace};
+use perigee_model::auto_mode::AutoMode;
+use perigee_model::balance::{PlacePolicy, SetPlace};
 use perigee_model::enrol::{HostRevoked, JoinToken, MadeToken, NewToken, SetSite};
 use perigee_model::job::{Host, HostRemoval, Link, Site};
 use perigee_model::lease::{HostLease, HostNotice};
@@ -129,7 +130,7 @@ pub enum SiteVerb {
         /// The site
         site: SiteId,
         /// off, advise or on
-        mode: Option<BalanceMode>,
+        mode: Option<AutoMode>,
     },
     /// Show or set which of the hosts of a site that are as good for a VM gets it: `spread` (the least busy one) or `pack` (the fullest one, so
     /// that other hosts stay free). VMs that run stay where they are

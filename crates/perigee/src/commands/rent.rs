@@ -1,11 +1,12 @@
 //! `perigee rent`
 
 use clap::Subcommand;
+use perigee_model::auto_mode::AutoMode;
 use perigee_model::money::Money;
 use perigee_model::prices::per_hour;
 use perigee_model::rental::states::RentalState;
 use perigee_model::rental::{EndRental, Offer, ProviderOffers, RentHost, Rental, RentalStep};
-use perigee_model::renting::{RentMode, SetRenting};
+use perigee_model::renting::SetRenting;
 use perigee_model::units::parse_duration;
 use perigee_model::{Problem, RentalId, SiteId};
 use serde::Serialize;
@@ -72,7 +73,7 @@ pub enum Verb {
     /// Show whether the cluster rents hosts by itself, or set that
     Mode {
         /// off, advise (say what would be rented, and why) or on
-        mode: Option<RentMode>,
+        mode: Option<AutoMode>,
         /// What an hour of waiting costs a job whose file says nothing of money, as `$0.10/h`; `$0/h`: nothing
         #[arg(long, value_name = "PRICE", value_parser = per_hour)]
         waiting_costs: Option<Money>,

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use perigee_model::auto_mode::AutoMode;
 use perigee_model::money::Money;
 use perigee_model::rental::states::RentalState;
 use perigee_model::rental::{RentHost, Rental};
 use perigee_model::renting::{
-    RENT_JOBS_NAMED, RENTED_BY_RULE, RentAction, RentDecision, RentMode, RentSettings, RentedFor,
+    RENT_JOBS_NAMED, RENTED_BY_RULE, RentAction, RentDecision, RentSettings, RentedFor,
 };
 use perigee_model::{HostId, Problem};
 use perigee_planner::rent::{Decision, GiveBack, Keep, Refusal, Rent};
@@ -55,7 +56,7 @@ pub async fn out(
             Decision::Rent(rent) => {
                 // A person may have changed that meanwhile.
                 let modes = [settings.mode, cluster.renter.settings().mode];
-                let is_on = modes == [RentMode::On; 2];
+                let is_on = modes == [AutoMode::On; 2];
                 let said = carry_rent(cluster, memory, *rent, is_on, &mut carried).await;
                 rented += usize::from(said.done);
                 carried.decisions.push(said);

@@ -20,8 +20,9 @@ mod market;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use perigee_model::auto_mode::AutoMode;
 use perigee_model::limits::RENTED_MOST;
-use perigee_model::renting::{LearnedStart, RentMode, RentSettings, Renting, SetRenting};
+use perigee_model::renting::{LearnedStart, RentSettings, Renting, SetRenting};
 use perigee_model::{JobId, Problem, RentalId};
 use perigee_planner::rent::{
     Arrived, EXPECTED_S, JOBS_MOST, Job, Period, Refusal, Snapshot, decide,
@@ -75,7 +76,7 @@ pub async fn run(cluster: Arc<Cluster>, task: Task) {
 async fn look(cluster: &Arc<Cluster>, memory: &mut Memory) -> Result<String, Problem> {
     let settings = cluster.renter.settings();
     let nobody = cluster.settings.renting.providers.is_empty();
-    if cluster.rentals.by_rule().is_empty() && (nobody || settings.mode == RentMode::Off) {
+    if cluster.rentals.by_rule().is_empty() && (nobody || settings.mode == AutoMode::Off) {
         let why = match nobody {
             true => "the controller was started without --providers",
             false => "the mode is off",
@@ -84,7 +85,7 @@ async fn look(cluster: &Arc<Cluster>, memory: &mut Memory) -> Result<String, Pro
         cluster.renter.note_look(&cluster.records, look, Vec::new()).await?;
         return Ok(format!("rents nothing, because {why}"));
     }
-    if settings.mode != RentMode::Off {
+    if settings.mode != AutoMode::Off {
         memory.market.ask(cluster).await;
     }
     let (basis, starts, not_known) = gather(cluster, memory, settings).await;
@@ -128,7 +129,7 @@ fn why_nothing(
     if cluster.settings.renting.budget.is_none() {
         return "the controller was started without --rent-budget".to_owned();
     }
-    if settings.mode == RentMode::Off {
+    if settings.mode == AutoMode::Off {
         return "the mode is off".to_owned();
     }
     // What is not predicted yet is no reason.
@@ -199,7 +200,7 @@ async fn gather(
 
 /// How many hosts the rule may have, of those that are there or starting.
 fn rented_most(cluster: &Cluster, settings: RentSettings) -> usize {
-    let most = if settings.mode == RentMode::Off { 0 } else { settings.most as usize };
+    let most = if settings.mode == AutoMode::Off { 0 } else { settings.most as usize };
     let all = cluster.rentals.all();
     let others = all.iter().filter(|rental| {
         let is_its = rental.rented_for.is_some() && rental.ends_because.is_none();

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use perigee_model::auto_mode::AutoMode;
 use perigee_model::budget::MoneyRules;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start};
 use perigee_model::renting::{
-    RENTED_BY_RULE, RentAction, RentDecision, RentMode, Renting as Shown, SetRenting,
+    RENTED_BY_RULE, RentAction, RentDecision, Renting as Shown, SetRenting,
 };
 use perigee_model::{JobId, VmId};
 
@@ -51,7 +52,7 @@ impl ByItself {
         Self { lab, double }
     }
 
-    async fn set(&self, mode: RentMode, most: u32) {
+    async fn set(&self, mode: AutoMode, most: u32) {
         let (mode, most) = (Some(mode), Some(most));
         let ask = SetRenting { mode, most, ..SetRenting::default() };
         rentals::set_renting(&self.lab.cluster, ask).await.expect("it is set");
@@ -146,7 +147,7 @@ fn rents(shown: &Shown) -> Vec<&RentDecision> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_is_rented_for_jobs_that_wait_runs_them_and_is_given_back_when_it_is_idle() {
     let rented = ByItself::up(BUDGET).await;
-    rented.set(RentMode::On, 1).await;
+    rented.set(AutoMode::On, 1).await;
     let jobs = rented.submit(Some(100)).await;
     let starting = |rental: &Rental| rental.state == RentalState::Starting;
     let rental = rented.rental("a rented host that starts", starting).await;
@@ -192,7 +193,7 @@ async fn a_host_is_rented_for_jobs_that_wait_runs_them_and_is_given_back_when_it
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn advice_says_what_would_be_rented_and_rents_nothing() {
     let rented = ByItself::up(BUDGET).await;
-    assert_eq!(rented.shown().settings.mode, RentMode::Advise, "nobody has said anything");
+    assert_eq!(rented.shown().settings.mode, AutoMode::Advise, "nobody has said anything");
     rented.submit(Some(100)).await;
     let advised = async || Some(rented.shown()).filter(|shown| !rents(shown).is_empty());
     let shown = wait_for("advice", advised).await;
@@ -200,7 +201,7 @@ async fn advice_says_what_would_be_rented_and_rents_nothing() {
     assert!(!would.done && would.rental.is_none() && would.kind == "m1", "{would:?}");
     rented.looks(5).await;
     assert!(rented.all().is_empty() && rented.double.inside().asked.is_empty());
-    rented.set(RentMode::Off, 4).await;
+    rented.set(AutoMode::Off, 4).await;
     let off = async || Some(rented.shown()).filter(|shown| shown.decisions.is_empty());
     assert_eq!(wait_for("silence", off).await.nothing_because, "the mode is off");
     rented.lab.supervisor.stop().await;
@@ -209,7 +210,7 @@ async fn advice_says_what_would_be_rented_and_rents_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_for_which_waiting_costs_nothing_rent_nothing_until_an_admin_prices_their_waiting() {
     let rented = ByItself::up(BUDGET).await;
-    rented.set(RentMode::On, 1).await;
+    rented.set(AutoMode::On, 1).await;
     rented.submit(None).await;
     let says = async || {
         let shown = rented.shown();
@@ -227,7 +228,7 @@ async fn jobs_for_which_waiting_costs_nothing_rent_nothing_until_an_admin_prices
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_enough_of_the_budget_nothing_is_rented_and_that_is_said() {
     let rented = ByItself::up(Money::from_micros(2_000)).await;
-    rented.set(RentMode::On, 4).await;
+    rented.set(AutoMode::On, 4).await;
     rented.submit(Some(100)).await;
     let says = async || rented.shown().nothing_because.contains("of the budget").then_some(());
     wait_for("the reason", says).await;
@@ -240,7 +241,7 @@ async fn without_enough_of_the_budget_nothing_is_rented_and_that_is_said() {
 async fn what_was_refused_is_rented_elsewhere() {
     let rented = ByItself::up(BUDGET).await;
     rented.double.inside().does = [Does::Refuses(CloudErrorKind::NoCapacity)].into();
-    rented.set(RentMode::On, 1).await;
+    rented.set(AutoMode::On, 1).await;
     rented.submit(Some(100)).await;
     let refused = rented.rental("a refusal", |rental| rental.refused.is_some()).await;
     let starts = |rental: &Rental| rental.state == RentalState::Starting;
@@ -253,7 +254,7 @@ async fn what_was_refused_is_rented_elsewhere() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_provider_that_does_not_answer_gives_nothing_back_and_a_person_s_host_stays() {
     let rented = ByItself::up(BUDGET).await;
-    rented.set(RentMode::On, 4).await;
+    rented.set(AutoMode::On, 4).await;
     rentals::rent(&rented.lab.cluster, ask("rent-ann"), "ann".to_owned()).await.expect("a rental");
     let anns = rented.rental("it to start", |one| one.state == RentalState::Starting).await;
     let host = rented.joins(&anns).await;
@@ -277,7 +278,7 @@ async fn a_provider_that_does_not_answer_gives_nothing_back_and_a_person_s_host_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_person_ends_what_the_rule_has_rented_and_the_rule_rents_none_at_once() {
     let rented = ByItself::up(BUDGET).await;
-    rented.set(RentMode::On, 1).await;
+    rented.set(AutoMode::On, 1).await;
     rented.submit(Some(100)).await;
     let rental = rented.rental("a host", |one| one.state == RentalState::Starting).await;
     let (by, now) = ("ann".to_owned(), EndRental::default());
@@ -295,10 +296,10 @@ async fn a_person_ends_what_the_rule_has_rented_and_the_rule_rents_none_at_once(
 async fn killed_at(of: &str, write: u64) -> bool {
     let mut rented = ByItself::up(BUDGET).await;
     // Nothing that writes is waited for after the cut: there it hangs.
-    rented.set(RentMode::Off, 1).await;
+    rented.set(AutoMode::Off, 1).await;
     rented.submit(Some(100)).await;
     let cut = rented.lab.cluster.records.counts.cut_at(of, write);
-    rented.set(RentMode::On, 1).await;
+    rented.set(AutoMode::On, 1).await;
     let starts = |rental: &Rental| rental.state == RentalState::Starting;
     let is_there = async || (cut.is_reached() || rented.all().iter().any(starts)).then_some(());
     wait_for("a host, or the cut", is_there).await;
