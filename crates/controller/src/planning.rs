@@ -357,9 +357,9 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
 
 /// No VM goes by itself to a host that the cluster has rented for jobs that wait: it has no room for them.
 fn without_rented(cluster: &Cluster, mut facts: Facts) -> Facts {
-    let of_rule = cluster.rentals.by_rule();
+    let of_rule = cluster.rentals.hosts_by_rule();
     if !of_rule.is_empty() {
-        let rented = facts.hosts.iter_mut().filter(|host| of_rule.contains_key(&host.id));
+        let rented = facts.hosts.iter_mut().filter(|host| of_rule.contains(&host.id));
         rented.for_each(|host| host.memory_free_bytes = 0);
     }
     facts

@@ -111,6 +111,36 @@ pub struct ProviderOffers {
     pub refused: Vec<OfferRefused>,
 }
 
+/// Who or what has ended a rental. [`Rental::ends_because`] says it in words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EndedBy {
+    /// A person has given the host back, or removed it from the cluster.
+    Person,
+    /// The renting rule has given the host back.
+    Rule,
+    /// The time for which it was rented is over.
+    Time,
+    /// The budget has no more for it, or its price is not known.
+    Money,
+    /// The provider takes it back, or shows no such instance any more.
+    Provider,
+    /// The provider has refused it.
+    Refused,
+    /// The provider does not let the account ask for it: a person has to act.
+    NotAllowed,
+    /// The provider has made something else than what was rented.
+    OtherKind,
+    /// No instance was shown, or its host did not join in time.
+    NeverCame,
+    /// Its host was silent for the length of its lease.
+    Silent,
+    /// The controller could not ask for it.
+    NotAsked,
+    /// No rental owned the instance.
+    NotOwned,
+}
+
 /// A rented host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Rental {
@@ -138,6 +168,9 @@ pub struct Rental {
     pub why: String,
     /// Why it is to end, once that is so.
     pub ends_because: Option<String>,
+    /// Who or what has said so; `None` also for one that ended before this was recorded.
+    #[serde(default)]
+    pub ended_by: Option<EndedBy>,
     /// When it is given back; Unix time. `None`: when somebody says so.
     pub until_ms: Option<u64>,
     /// The provider's id of its instance; `None` while that is not known.
@@ -179,6 +212,18 @@ impl Rental {
     /// Since when it is in this state for the first time; Unix time.
     pub fn since_ms(&self, state: RentalState) -> Option<u64> {
         self.steps.iter().find(|step| step.state == state).map(|step| step.at_ms)
+    }
+
+    /// When somebody wanted it; Unix time.
+    pub fn begun_ms(&self) -> u64 {
+        self.steps.first().map_or(0, |step| step.at_ms)
+    }
+
+    /// It is to end. The first reason counts.
+    pub fn end(&mut self, by: EndedBy, why: impl Into<String>) {
+        if self.ends_because.is_none() {
+            (self.ended_by, self.ends_because) = (Some(by), Some(why.into()));
+        }
     }
 
     /// Takes an event into account.

@@ -150,7 +150,7 @@ impl<'a> Here<'a> {
             moves: cluster.unfinished_migrations(),
             done: cluster.index.past_moves(),
             used: cluster.index.used(),
-            rented: cluster.rentals.by_rule().into_keys().collect(),
+            rented: cluster.rentals.hosts_by_rule(),
         };
         here.add_others(accounts);
         here

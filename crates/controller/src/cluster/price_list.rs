@@ -180,12 +180,6 @@ impl Prices {
         let is_any = !now.list.is_empty() || rentals.is_any();
         is_any.then_some(now)
     }
-
-    /// What counts now of a provider's price, and what does not and why.
-    pub fn of_provider(&self, provider: &str, price: &Price) -> (Price, Vec<String>) {
-        let list = Arc::clone(&self.lock().list);
-        self.max_ages_s.counts(&list, provider, price, now_ms() / 1000)
-    }
 }
 
 /// The prices at one moment. Hosts that cost the same share one.

@@ -1,7 +1,7 @@
 //! Rented hosts: who has machines for rent, the rentals as they were last saved, what is reserved for them and has left their sites, and what the
 //! providers' lists said last.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -235,7 +235,14 @@ impl Rentals {
         lock(&self.known).values().find(|rental| rental.host == *host).cloned()
     }
 
-    /// Those that the cluster has rented by itself and that are not over, by their hosts.
+    /// The hosts that the cluster has rented by itself, of the rentals that are not over.
+    pub fn hosts_by_rule(&self) -> BTreeSet<HostId> {
+        let known = lock(&self.known);
+        let of_rule = known.values().filter(|one| one.rented_for.is_some() && !one.state.is_over());
+        of_rule.map(|rental| rental.host.clone()).collect()
+    }
+
+    /// The rentals of the same, by their hosts.
     pub fn by_rule(&self) -> BTreeMap<HostId, Rental> {
         let mut of_rule = self.all_alive();
         of_rule.retain(|one| one.rented_for.is_some());

@@ -54,7 +54,7 @@ pub struct Sites {
 impl Sites {
     pub fn of(cluster: &Cluster) -> Self {
         let mut rentals = cluster.rentals.all();
-        rentals.sort_by_key(|rental| rental.steps.first().map_or(0, |step| step.at_ms));
+        rentals.sort_by_key(Rental::begun_ms);
         let hosts: BTreeSet<&HostId> = rentals.iter().map(|rental| &rental.host).collect();
         let all = cluster.hosts.all();
         let own = all.iter().filter(|host| !hosts.contains(&host.id));
@@ -202,18 +202,18 @@ pub fn rented(cluster: &Cluster) -> Rented {
 
 /// Whether jobs run without KVM at own hosts, so that they may at rented ones.
 pub fn runs_without_kvm(cluster: &Cluster) -> bool {
-    let of_rule = cluster.rentals.by_rule();
-    let own = cluster.hosts.able().into_iter().filter(|host| !of_rule.contains_key(&host.id));
+    let of_rule = cluster.rentals.hosts_by_rule();
+    let own = cluster.hosts.able().into_iter().filter(|host| !of_rule.contains(&host.id));
     let mut reports = own.filter_map(|host| cluster.hosts.report(&host.id));
     reports.any(|report| report.accelerator == Accelerator::Tcg)
 }
 
 /// What the jobs that run at a host of the rule have of waiting; `None` if none runs there.
 pub fn note_uses(cluster: &Cluster, settings: RentSettings) {
-    let of_rule = cluster.rentals.by_rule();
-    cluster.renter.forget_uses_but(&of_rule.keys().cloned().collect());
+    let of_rule = cluster.rentals.hosts_by_rule();
+    cluster.renter.forget_uses_but(&of_rule);
     let up = cluster.hosts.able();
-    for host in up.iter().map(|host| &host.id).filter(|host| of_rule.contains_key(*host)) {
+    for host in up.iter().map(|host| &host.id).filter(|host| of_rule.contains(*host)) {
         let there = hosts::records_at(cluster, host);
         let costs = || {
             let all = there.iter().filter_map(|record| waiting_per_hour(record, settings));

@@ -24,7 +24,7 @@ const PREDICTED_MOST: usize = 100;
 
 /// The hosts that the cluster has rented by itself: only the rule lets jobs start there, and a job file that names the host.
 pub fn rented_for_others(cluster: &Cluster, spec: &JobSpec) -> BTreeSet<HostId> {
-    let mut of_rule: BTreeSet<HostId> = cluster.rentals.by_rule().into_keys().collect();
+    let mut of_rule = cluster.rentals.hosts_by_rule();
     if let Start::Host(named) = &spec.start {
         of_rule.remove(named);
     }

@@ -70,6 +70,9 @@ pub fn left_site_key(rental: &RentalId) -> String {
 pub struct RentalIntent {
     /// Who wants it to end, as the audit log names them.
     pub ended_by: Option<String>,
+    /// Whether that is the rule that rents hosts.
+    #[serde(default)]
+    pub by_rule: bool,
     /// Its VMs end with it.
     pub now: bool,
     /// Why it is to end, if the cluster gives it back by itself.

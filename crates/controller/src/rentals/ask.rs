@@ -5,7 +5,9 @@ use std::sync::Arc;
 use perigee_cloud::{CloudError, CloudErrorKind};
 use perigee_model::Problem;
 use perigee_model::rental::states::{RentalEvent, Requested};
-use perigee_model::rental::{Instance, KIND_UNKNOWN, NewInstance, Offer, OfferRefused, Rental};
+use perigee_model::rental::{
+    EndedBy, Instance, KIND_UNKNOWN, NewInstance, Offer, OfferRefused, Rental,
+};
 
 use super::{cluster_id, money, user_data, within};
 use crate::clock::now_ms;
@@ -89,8 +91,8 @@ pub fn note_instance(view: &mut Rental, instance: &Instance) {
     if instance.address.is_some() {
         view.address.clone_from(&instance.address);
     }
-    if view.ends_because.is_none() {
-        view.ends_because = not_as_rented(&view.offer, instance);
+    if let Some(why) = not_as_rented(&view.offer, instance) {
+        view.end(EndedBy::OtherKind, why);
     }
 }
 
@@ -113,9 +115,9 @@ fn not_as_rented(offer: &Offer, instance: &Instance) -> Option<String> {
 /// A refusal says that this request made nothing, and nothing of the requests before.
 fn note_error(view: &mut Rental, before: Requested, error: &CloudError) {
     let why: String = format!("{}: {}", error.kind, error.message).chars().take(1000).collect();
-    let is_final = match error.kind {
+    let ended_by = match error.kind {
         CloudErrorKind::Unclear => return view.why = why,
-        CloudErrorKind::Throttled => false,
+        CloudErrorKind::Throttled => None,
         CloudErrorKind::NoCapacity | CloudErrorKind::Quota => {
             view.refused = Some(OfferRefused {
                 kind: view.offer.kind.clone(),
@@ -124,15 +126,17 @@ fn note_error(view: &mut Rental, before: Requested, error: &CloudError) {
                 why: why.clone(),
                 at_ms: now_ms(),
             });
-            true
+            Some(EndedBy::Refused)
         }
-        CloudErrorKind::NotAllowed | CloudErrorKind::Refused => true,
+        CloudErrorKind::NotAllowed => Some(EndedBy::NotAllowed),
+        CloudErrorKind::Refused => Some(EndedBy::Refused),
     };
     if before == Requested::Nothing {
+        let is_final = ended_by.is_some();
         view.requested = if is_final { Requested::Refused } else { Requested::Nothing };
     }
-    if is_final {
-        view.ends_because = Some(why.clone());
+    if let Some(ended_by) = ended_by {
+        view.end(ended_by, why.clone());
     }
     view.why = why;
 }

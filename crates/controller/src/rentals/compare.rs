@@ -11,7 +11,7 @@ use perigee_cloud::{CloudError, CloudErrorKind, Provider};
 use perigee_model::limits::RENTALS;
 use perigee_model::money::{Money, Price};
 use perigee_model::rental::states::{RentalState, RentedHost, Requested};
-use perigee_model::rental::{Instance, Offer, Rental, RentalStep};
+use perigee_model::rental::{EndedBy, Instance, Offer, Rental, RentalStep};
 use perigee_model::{HostId, Problem, RentalId, SiteId};
 
 use super::ask::is_sane;
@@ -226,6 +226,7 @@ async fn found(
         steps: vec![RentalStep { state, at_ms: now_ms(), why: why.clone() }],
         why: why.clone(),
         ends_because: Some(why),
+        ended_by: Some(EndedBy::NotOwned),
         until_ms: None,
         instance: Some(instance.id.clone()),
         address: instance.address.clone(),

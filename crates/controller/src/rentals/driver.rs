@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use perigee_model::drain::{DrainFate, DrainHost, HostDrain};
 use perigee_model::rental::states::{RentalEvent, RentalState, RentedHost, Step, decide};
-use perigee_model::rental::{Instance, InstanceState, Rental};
+use perigee_model::rental::{EndedBy, Instance, InstanceState, Rental};
 use perigee_model::{Problem, ProblemKind, RentalId};
 
 use super::facts::{self, rented_host, why_ends, why_late};
@@ -83,8 +83,8 @@ async fn observe(
         if view.joined_ms.is_none() && cluster.hosts.get(&view.host).is_ok() {
             view.joined_ms = Some(now_ms());
         }
-        if view.ends_because.is_none() {
-            view.ends_because = why_ends(cluster, view, intent);
+        if let Some((by, why)) = why_ends(cluster, view, intent) {
+            view.end(by, why);
         }
         if view.state == RentalState::Joined && view.first_job_ms.is_none() {
             view.first_job_ms = facts::first_job_ms(cluster, view);
@@ -136,7 +136,7 @@ async fn reserve_more(
             Err(problem)
         }
         Err(problem) if view.ends_because.is_none() => {
-            record.value.view.ends_because = Some(problem.why);
+            record.value.view.end(EndedBy::Money, problem.why);
             record.save().await
         }
         _ => Ok(()),
@@ -210,7 +210,7 @@ async fn ask_or_give_up(
     }
     let view = &mut record.value.view;
     view.why = problem.to_string();
-    view.ends_because = Some(problem.why);
+    view.end(EndedBy::NotAsked, problem.why);
     record.save().await
 }
 
@@ -233,12 +233,15 @@ async fn take(
         }
     }
     let view = &mut record.value.view;
-    if view.ends_because.is_none() {
-        view.ends_because = match event {
-            RentalEvent::GivenBack => Some(why_late(cluster, view)),
-            RentalEvent::Vanished => Some("the provider has no such instance any more".to_owned()),
-            _ => None,
-        };
+    match event {
+        RentalEvent::GivenBack => {
+            let (by, why) = why_late(cluster, view);
+            view.end(by, why);
+        }
+        RentalEvent::Vanished => {
+            view.end(EndedBy::Provider, "the provider has no such instance any more");
+        }
+        _ => {}
     }
     let why = why_of(event, view.ends_because.as_deref());
     if next.is_over() {

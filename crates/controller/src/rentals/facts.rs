@@ -5,16 +5,13 @@ use std::time::Duration;
 
 use perigee_model::drain::DrainHost;
 use perigee_model::job::HostState;
-use perigee_model::rental::Rental;
 use perigee_model::rental::states::{Known, RentalState, RentedHost, Requested};
+use perigee_model::rental::{EndedBy, Rental};
 use perigee_model::{HostId, Problem};
 
 use crate::cluster::Cluster;
 use crate::drain;
 use crate::records::{HostRecord, RentalIntent};
-
-/// What ends the reason of a rental that a person has given back.
-pub const GAVE_BACK: &str = " gave it back";
 
 /// Why one is given back whose host is silent.
 const LEASE_OVER: &str =
@@ -101,40 +98,46 @@ pub fn first_job_ms(cluster: &Cluster, rental: &Rental) -> Option<u64> {
     jobs.filter_map(|record| record.job.started_ms).min()
 }
 
-/// Why a rental that was not to end yet is to end now.
-pub fn why_ends(cluster: &Cluster, rental: &Rental, intent: &RentalIntent) -> Option<String> {
+/// Who or what ends a rental that was not to end yet, and why.
+pub fn why_ends(
+    cluster: &Cluster,
+    rental: &Rental,
+    intent: &RentalIntent,
+) -> Option<(EndedBy, String)> {
     if let Some(by) = &intent.ended_by {
         let why = intent.why.as_ref().map_or_else(String::new, |why| format!(": {why}"));
-        return Some(format!("{by}{GAVE_BACK}{why}"));
+        let ended_by = if intent.by_rule { EndedBy::Rule } else { EndedBy::Person };
+        return Some((ended_by, format!("{by} gave it back{why}")));
     }
     if rental.notice_ms.is_some() {
-        return Some("the provider takes it back".to_owned());
+        return Some((EndedBy::Provider, "the provider takes it back".to_owned()));
     }
     let refused_all = rental.requested == Requested::Nothing && rental.asks >= ASKS_MAX;
     if rental.state == RentalState::Asked && refused_all {
-        return Some(format!("the provider was asked {ASKS_MAX} times: {}", rental.why));
+        let why = format!("the provider was asked {ASKS_MAX} times: {}", rental.why);
+        return Some((EndedBy::Refused, why));
     }
     let wanted_ms = rental.since_ms(RentalState::Wanted)?;
     let for_ms = rental.until_ms?.saturating_sub(wanted_ms);
     let is_over = cluster.clock.age_ms(wanted_ms) >= for_ms;
-    is_over.then(|| "the time for which it was rented is over".to_owned())
+    is_over.then(|| (EndedBy::Time, "the time for which it was rented is over".to_owned()))
 }
 
-/// Why one that the provider was asked for, and that never came, is given up.
-pub fn why_late(cluster: &Cluster, rental: &Rental) -> String {
-    match rental.requested {
-        _ if rental.state == RentalState::Asked && cluster.hosts.get(&rental.host).is_ok() => {
-            LEASE_OVER.to_owned()
+/// Why one that nobody has given back is given up.
+pub fn why_late(cluster: &Cluster, rental: &Rental) -> (EndedBy, String) {
+    let is_known = cluster.hosts.get(&rental.host).is_ok();
+    match (rental.state, rental.requested) {
+        (RentalState::Asked | RentalState::Joined, _) if is_known => {
+            (EndedBy::Silent, LEASE_OVER.to_owned())
         }
-        Requested::Perhaps if rental.state == RentalState::Asked => {
-            format!("the provider was asked {} times, and never showed an instance", rental.asks)
+        (RentalState::Asked, Requested::Perhaps) => {
+            let asks = rental.asks;
+            let why = format!("the provider was asked {asks} times, and never showed an instance");
+            (EndedBy::NeverCame, why)
         }
-        _ if rental.state == RentalState::Joined && cluster.hosts.get(&rental.host).is_ok() => {
-            LEASE_OVER.to_owned()
+        (RentalState::Joined, _) => {
+            (EndedBy::Person, "its host was removed from the cluster".to_owned())
         }
-        _ if rental.state == RentalState::Joined => {
-            "its host was removed from the cluster".to_owned()
-        }
-        _ => "its host did not join in time".to_owned(),
+        _ => (EndedBy::NeverCame, "its host did not join in time".to_owned()),
     }
 }

@@ -20,7 +20,7 @@ use perigee_planner::offers::{OfferFacts, at_offers, weigh};
 use perigee_planner::rent::Start;
 
 use super::automatic::learned;
-use super::request::{REFUSED_MS, refused};
+use super::request::{refusal_of, refused};
 use super::{money, offers_of};
 use crate::clock::now_ms;
 use crate::cluster::rentals::OffersAnswer;
@@ -88,7 +88,9 @@ async fn offers(cluster: &Arc<Cluster>) -> (Vec<OfferFacts>, Vec<NotConsidered>)
             Ok(offers) => {
                 let name = provider.name();
                 let refused = refused(cluster, name);
-                let of = Of { provider: name, starts: &starts, refused, budget_left };
+                let price_age_max_s = provider.price_age_max_s();
+                let of =
+                    Of { provider: name, starts: &starts, refused, price_age_max_s, budget_left };
                 for offer in offers.iter() {
                     if let Some(site) = sites.at(name, &offer.zone) {
                         all.push(of.facts(cluster, offer, site));
@@ -125,26 +127,22 @@ struct Of<'a> {
     /// How long the starts of each kind of all providers take.
     starts: &'a BTreeMap<String, Start>,
     refused: Vec<OfferRefused>,
+    price_age_max_s: u64,
     budget_left: Money,
 }
 
 impl Of<'_> {
     /// `site`: where the host would be.
     fn facts(&self, cluster: &Cluster, offer: &Offer, site: SiteId) -> OfferFacts {
-        let (price, unknown) = cluster.prices.of_provider(self.provider, &offer.price);
-        let is_of = |one: &&OfferRefused| {
-            (&one.kind, &one.zone, one.spot) == (&offer.kind, &offer.zone, offer.spot)
-                && cluster.clock.age_ms(one.at_ms) < REFUSED_MS
-        };
-        let refused = self.refused.iter().find(is_of).map(|one| {
+        let too_old = offer.price.out_of_date(now_ms() / 1000, self.price_age_max_s);
+        let refused = refusal_of(cluster, &self.refused, offer).map(|one| {
             let ago = format_seconds(seconds(cluster.clock.age_ms(one.at_ms)));
             format!("refused {ago} ago: {}", one.why)
         });
-        let machine = unknown.iter().find_map(|why| why.strip_prefix("machine: "));
         OfferFacts {
             provider: self.provider.to_owned(),
-            offer: Offer { price, ..offer.clone() },
-            why_unknown: machine.unwrap_or_default().to_owned(),
+            offer: offer.clone(),
+            why_unknown: too_old.unwrap_or_else(|| "the provider does not say it".to_owned()),
             memory_bytes: for_vms_bytes(offer.memory_bytes),
             disk_bytes: RENT_DISK_DEFAULT_BYTES,
             site,

@@ -21,7 +21,7 @@ use crate::cluster::Cluster;
 use crate::records::{RentalIntent, RentalRecord, rental_intent_key, rental_key};
 
 /// For so long a kind that a provider has refused somewhere is rented there only if somebody names the zone.
-pub(super) const REFUSED_MS: u64 = 15 * 60_000;
+const REFUSED_MS: u64 = 15 * 60_000;
 
 /// `GET /providers`: what can be rented, and what the providers have refused lately.
 pub async fn offers(cluster: &Cluster) -> Vec<ProviderOffers> {
@@ -45,6 +45,18 @@ pub(super) fn refused(cluster: &Cluster, provider: &str) -> Vec<OfferRefused> {
     all.sort_by_key(|one| (place(one), std::cmp::Reverse(one.at_ms)));
     all.dedup_by_key(|one| place(one));
     all
+}
+
+/// That of these refusals which keeps an offer from being asked for now.
+pub(super) fn refusal_of<'a>(
+    cluster: &Cluster,
+    refused: &'a [OfferRefused],
+    offer: &Offer,
+) -> Option<&'a OfferRefused> {
+    refused.iter().find(|one| {
+        (&one.kind, &one.zone, one.spot) == (&offer.kind, &offer.zone, offer.spot)
+            && cluster.clock.age_ms(one.at_ms) < REFUSED_MS
+    })
 }
 
 /// `POST /rentals`: records that a host is wanted. Its driver asks the provider. A request with an id that is known changes nothing.
@@ -103,6 +115,7 @@ pub async fn rent_for(
         steps: vec![RentalStep { state: RentalState::Wanted, at_ms: now_ms, why: String::new() }],
         why: String::new(),
         ends_because: None,
+        ended_by: None,
         until_ms: ask.for_s.map(|for_s| now_ms.saturating_add(for_s * 1000)),
         instance: None,
         address: None,
@@ -175,12 +188,6 @@ async fn offer(
         }
     })?;
     let refused = refused(cluster, name);
-    let is_refused = |offer: &Offer| {
-        refused.iter().any(|one| {
-            (&one.kind, &one.zone, one.spot) == (&offer.kind, &offer.zone, offer.spot)
-                && cluster.clock.age_ms(one.at_ms) < REFUSED_MS
-        })
-    };
     let is_meant = |offer: &Offer| {
         let zone = ask.zone.as_ref();
         offer.kind == *kind && offer.spot == ask.spot && zone.is_none_or(|zone| *zone == offer.zone)
@@ -193,7 +200,7 @@ async fn offer(
         );
     }
     if ask.zone.is_none() {
-        meant.retain(|offer| !is_refused(offer));
+        meant.retain(|offer| refusal_of(cluster, &refused, offer).is_none());
     }
     let of_site = zone_of_site(cluster, name, site);
     // A price that is not known is last.
@@ -235,7 +242,7 @@ pub fn new_id() -> Result<RentalId, Problem> {
 /// `GET /rentals`: all rentals that are kept, the newest one last.
 pub fn list(cluster: &Cluster) -> Vec<Rental> {
     let mut all = cluster.rentals.all();
-    all.sort_by_key(|rental| rental.steps.first().map_or(0, |step| step.at_ms));
+    all.sort_by_key(Rental::begun_ms);
     all.into_iter().map(|rental| shown(cluster, rental)).collect()
 }
 

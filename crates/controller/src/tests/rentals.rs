@@ -134,6 +134,7 @@ pub fn rental(name: &str) -> Rental {
         steps: Vec::new(),
         why: String::new(),
         ends_because: None,
+        ended_by: None,
         until_ms: None,
         instance: None,
         address: None,

@@ -83,8 +83,8 @@ fn starting(cluster: &Cluster, basis: &Basis, rental: &Rental) -> Host {
 
 /// For how long the provider has been asked for it, or would have been.
 fn asked_s(cluster: &Cluster, rental: &Rental) -> f64 {
-    let first = rental.steps.first().map_or(0, |step| step.at_ms);
-    seconds(cluster.clock.age_ms(rental.since_ms(RentalState::Asked).unwrap_or(first)))
+    let asked_ms = rental.since_ms(RentalState::Asked);
+    seconds(cluster.clock.age_ms(asked_ms.unwrap_or_else(|| rental.begun_ms())))
 }
 
 /// Whether a host that is starting should have come in 9 of 10 cases.

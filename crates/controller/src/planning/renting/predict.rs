@@ -150,7 +150,7 @@ impl Ways {
     fn of(cluster: &Cluster, kinds: &[Kind]) -> Self {
         let mut own = facts(cluster);
         links::add_remembered(cluster, &mut own);
-        let of_rule = cluster.rentals.by_rule();
+        let of_rule = cluster.rentals.hosts_by_rule();
         let used = cluster.index.used();
         for host in &mut own.hosts {
             let report = cluster.hosts.report(&host.id);
@@ -158,7 +158,7 @@ impl Ways {
             room.take(used.get(&host.id).map(|used| used.persistent).unwrap_or_default());
             (host.memory_free_bytes, host.running_vcpus) = (room.memory_bytes, 0);
             host.cpu_load = None;
-            host.takes_jobs &= !of_rule.contains_key(&host.id);
+            host.takes_jobs &= !of_rule.contains(&host.id);
         }
         let mut from = DefaultHasher::new();
         for host in &own.hosts {

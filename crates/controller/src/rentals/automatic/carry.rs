@@ -197,12 +197,16 @@ async fn give_back(cluster: &Cluster, rental: &Rental, why: String) -> Result<()
     tracing::info!(rental = %rental.id, "the cluster gives its host back: {why}");
     let change = |intent: Option<RentalIntent>| {
         let intent = intent.unwrap_or_default();
-        let (by, why) = match intent.ended_by {
+        match intent.ended_by {
             // A person was first.
-            Some(by) => (by, intent.why),
-            None => (RENTED_BY_RULE.to_owned(), Some(why.clone())),
-        };
-        RentalIntent { ended_by: Some(by), why, ..intent }
+            Some(_) => intent,
+            None => RentalIntent {
+                ended_by: Some(RENTED_BY_RULE.to_owned()),
+                by_rule: true,
+                why: Some(why.clone()),
+                ..intent
+            },
+        }
     };
     cluster.records.update(&rental_intent_key(&rental.id), change).await?;
     cluster.drive_rental(&rental.id);

@@ -3,13 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use perigee_model::rental::Rental;
 use perigee_model::rental::states::RentalState;
+use perigee_model::rental::{EndedBy, Rental};
 use perigee_model::renting::LearnedStart;
 use perigee_planner::rent::{Refusal, Start};
 
 use crate::cluster::renter::kind_key;
-use crate::rentals::facts::GAVE_BACK;
 
 /// Of each kind the last so many starts count.
 const STARTS_MAX: usize = 20;
@@ -19,10 +18,6 @@ const WAITED_FOR_MS: u64 = 120_000;
 
 /// A start takes a second at least.
 const START_LEAST_S: f64 = 1.0;
-
-fn begun_ms(rental: &Rental) -> u64 {
-    rental.steps.first().map_or(0, |step| step.at_ms)
-}
 
 fn seconds(from_ms: u64, until_ms: u64) -> f64 {
     until_ms.saturating_sub(from_ms) as f64 / 1e3
@@ -54,7 +49,7 @@ pub fn starts(rentals: &[Rental], now_ms: u64) -> Vec<LearnedStart> {
         kinds.entry(kind).or_default().push(rental);
     }
     let learned = |((provider, kind), mut all): ((&str, &str), Vec<&Rental>)| {
-        all.sort_by_key(|rental| std::cmp::Reverse(begun_ms(rental)));
+        all.sort_by_key(|rental| std::cmp::Reverse(rental.begun_ms()));
         let lasted: Vec<f64> =
             all.iter().filter_map(|rental| start_s(rental)).take(STARTS_MAX).collect();
         let (expected_s, high_s) = ranged(lasted.clone())?;
@@ -94,8 +89,7 @@ pub fn by_kind(learned: &[LearnedStart]) -> BTreeMap<String, Start> {
 
 /// Whether a person has ended a host that the rule has rented: the rule does not rent another one at once.
 fn is_taken_away(rental: &Rental) -> bool {
-    rental.rented_for.is_some()
-        && rental.ends_because.as_ref().is_some_and(|why| why.ends_with(GAVE_BACK))
+    rental.rented_for.is_some() && rental.ended_by == Some(EndedBy::Person)
 }
 
 /// Where requests have failed since the last start there: they were refused, or no host has joined.
@@ -107,7 +101,7 @@ pub fn refusals(rentals: &[Rental], age_ms: impl Fn(u64) -> u64) -> Vec<Refusal>
         places.entry((kind, offer.zone.as_str(), offer.spot)).or_default().push(rental);
     }
     let refused = |((kind, zone, spot), mut all): ((String, &str, bool), Vec<&Rental>)| {
-        all.sort_by_key(|rental| std::cmp::Reverse(begun_ms(rental)));
+        all.sort_by_key(|rental| std::cmp::Reverse(rental.begun_ms()));
         let ends = |rental: &&&Rental| {
             rental.ends_because.is_some() || rental.refused.is_some() || rental.state.is_over()
         };
@@ -204,12 +198,13 @@ mod tests {
         let fails = |number: u64, at_s: u64| {
             let mut fails =
                 rental(number, &[(RentalState::Wanted, at_s), (RentalState::Gone, at_s)]);
-            fails.ends_because = Some("no capacity".to_owned());
+            fails.end(EndedBy::Refused, "no capacity");
             fails
         };
-        let gone = |number: u64, at_s: u64, why: &str| {
+        let gone = |number: u64, at_s: u64, by: EndedBy| {
             let mut gone = started(number, at_s, 10);
-            gone.ends_because = Some(why.to_owned());
+            // The words say nothing here.
+            gone.end(by, "somebody gave it back");
             gone.rented_for = Some(perigee_model::renting::RentedFor {
                 jobs: Vec::new(),
                 jobs_count: 0,
@@ -224,10 +219,10 @@ mod tests {
         let times = |all: &[Rental]| refusals(all, ago).first().map(|one| one.times);
         assert_eq!(times(&[started(1, 0, 10)]), None);
         assert_eq!(times(&[fails(1, 0), fails(2, 5)]), Some(2));
-        let old = gone(2, 5, "the renting rule gave it back: idle");
+        let old = gone(2, 5, EndedBy::Rule);
         assert_eq!(times(&[fails(1, 0), old.clone()]), None, "it has started since");
         assert_eq!(times(&[fails(1, 0), old, fails(3, 9)]), Some(1));
-        assert_eq!(times(&[gone(1, 0, "ann gave it back")]), Some(1), "a person wants none");
+        assert_eq!(times(&[gone(1, 0, EndedBy::Person)]), Some(1), "a person wants none");
         let last = refusals(&[fails(1, 0), fails(2, 5)], ago);
         assert_eq!((last[0].kind.as_str(), last[0].ago_s), ("lab/m1", 9995.0));
     }

@@ -76,7 +76,7 @@ pub async fn run(cluster: Arc<Cluster>, task: Task) {
 async fn look(cluster: &Arc<Cluster>, memory: &mut Memory) -> Result<String, Problem> {
     let settings = cluster.renter.settings();
     let nobody = cluster.settings.renting.providers.is_empty();
-    if cluster.rentals.by_rule().is_empty() && (nobody || settings.mode == AutoMode::Off) {
+    if cluster.rentals.hosts_by_rule().is_empty() && (nobody || settings.mode == AutoMode::Off) {
         let why = match nobody {
             true => "the controller was started without --providers",
             false => "the mode is off",
@@ -112,7 +112,7 @@ async fn look(cluster: &Arc<Cluster>, memory: &mut Memory) -> Result<String, Pro
         carried.did
     );
     cluster.renter.note_look(&cluster.records, look, carried.new).await?;
-    if !cluster.rentals.by_rule().is_empty() {
+    if !cluster.rentals.hosts_by_rule().is_empty() {
         // Jobs may start where they were not to be before.
         cluster.index.changed.notify_one();
     }
