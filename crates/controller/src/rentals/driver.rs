@@ -126,21 +126,32 @@ async fn reserve_more(
 ) -> Result<(), Problem> {
     let view = &record.value.view;
     // What nobody has asked for was not reserved for either.
-    let is_asked = view.since_ms(RentalState::Asked).is_some();
-    let for_s = money::reserve_for_s(cluster, view, intent.reserve_until_ms);
-    let Some(for_s) = for_s.filter(|_| is_asked) else {
+    if view.since_ms(RentalState::Asked).is_none() {
         return Ok(());
-    };
-    match money::reserve(cluster, view, for_s).await {
-        Err(problem) if !matches!(problem.kind, ProblemKind::Conflict | ProblemKind::Invalid) => {
-            Err(problem)
+    }
+    let needs_s = money::reserve_for_s(cluster, view, None);
+    let wanted_s = money::reserve_for_s(cluster, view, intent.reserve_until_ms);
+    // What its jobs would like to have is no reason to give it back: the renting rule decides about that.
+    if let Some(wanted_s) = wanted_s.filter(|_| wanted_s > needs_s) {
+        match money::reserve(cluster, view, wanted_s).await {
+            Err(problem) if is_no(&problem) => {}
+            other => return other,
         }
+    }
+    let Some(for_s) = needs_s else { return Ok(()) };
+    match money::reserve(cluster, view, for_s).await {
+        Err(problem) if !is_no(&problem) => Err(problem),
         Err(problem) if view.ends_because.is_none() => {
             record.value.view.end(EndedBy::Money, problem.why);
             record.save().await
         }
         _ => Ok(()),
     }
+}
+
+/// Whether the money can't be reserved, and the ledger has not failed.
+fn is_no(problem: &Problem) -> bool {
+    matches!(problem.kind, ProblemKind::Conflict | ProblemKind::Invalid)
 }
 
 /// The instance that is the rental's, of those that the provider shows: the one whose host has joined, else the one that is known, else the

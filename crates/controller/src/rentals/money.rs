@@ -23,12 +23,14 @@ const SLICE_S: u64 = 3600;
 /// For the time that a host takes to leave, and in which its lease ends it when the controller is away.
 const TAIL_S: u64 = 900;
 
-/// More is reserved when less than so much is left.
-const MARGIN_S: u64 = 600;
-
-/// The same two, of a host that the cluster has rented by itself: at each look the rule says how long its jobs need it.
+/// The same for a host that the cluster has rented by itself: at each look the rule says how long its jobs need it.
 const RULE_SLICE_S: u64 = 300;
-const RULE_MARGIN_S: u64 = 120;
+
+/// More is reserved when less than so much is left beside the host's lease, for which it runs on when the controller is away.
+const MARGIN_S: u64 = 120;
+
+/// A host that never hears of its controller may cost so much: a start, and the half hour after which its first boot ends it (`user_data.rs`).
+const UNHEARD_S: u64 = 300 + 1800;
 
 /// Until how many seconds after its first request a rental's money is to be reserved, if somebody wants it reserved until then, a Unix time;
 /// `None`: what is reserved is enough now.
@@ -37,22 +39,25 @@ const RULE_MARGIN_S: u64 = 120;
 pub fn reserve_for_s(cluster: &Cluster, rental: &Rental, until_ms: Option<u64>) -> Option<u64> {
     let Some(first_ms) = rental.since_ms(RentalState::Asked) else {
         if let Some(of_rule) = &rental.rented_for {
-            return Some(of_rule.reserve_s);
+            return Some(of_rule.reserve_s.max(UNHEARD_S));
         }
-        let for_s = wanted_for_s(rental).unwrap_or(SLICE_S);
-        return Some(for_s.saturating_add(TAIL_S));
+        return Some(most_s(wanted_for_s(rental).unwrap_or(SLICE_S)));
     };
     let rental = cluster.rentals.with_money(rental.clone());
     let age_s = cluster.clock.age_ms(first_ms) / 1000;
-    let (slice_s, margin_s) = match rental.rented_for {
-        Some(_) => (RULE_SLICE_S, RULE_MARGIN_S),
-        None => (SLICE_S, MARGIN_S),
-    };
+    let lease_s = cluster.timing.rentals.lease.as_secs();
+    let slice_s = lease_s + if rental.rented_for.is_some() { RULE_SLICE_S } else { SLICE_S };
+    let margin_s = lease_s + MARGIN_S;
     let is_reserved = |for_s| rental.cost_so_far(for_s).is_some_and(|high| high <= rental.reserved);
     let next_s =
         (!is_reserved(age_s.saturating_add(margin_s))).then(|| age_s.saturating_add(slice_s));
     let wanted_s = until_ms.map(|until_ms| until_ms.saturating_sub(first_ms) / 1000);
     next_s.max(wanted_s.filter(|wanted_s| !is_reserved(*wanted_s)))
+}
+
+/// For how long one may cost money that is wanted for so long.
+fn most_s(for_s: u64) -> u64 {
+    for_s.saturating_add(TAIL_S).max(UNHEARD_S)
 }
 
 /// For how long somebody wants it; `None` if nobody has said so.
@@ -64,7 +69,7 @@ fn wanted_for_s(rental: &Rental) -> Option<u64> {
 /// What a rental that is asked for now will cost, if somebody says for how long it is wanted: at its high end, what is reserved.
 pub fn predicted(rental: &Rental) -> Option<MoneyRange> {
     let for_s = wanted_for_s(rental)?;
-    MoneyRange::of([for_s, for_s, for_s.saturating_add(TAIL_S)], |seconds| rental.cost(seconds))
+    MoneyRange::of([for_s, for_s, most_s(for_s)], |seconds| rental.cost(seconds))
 }
 
 /// Reserves the most that the rental costs in its first `for_s` seconds, with what has left its site already.

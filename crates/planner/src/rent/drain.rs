@@ -105,6 +105,11 @@ impl Place {
         }
     }
 
+    /// No more jobs go there.
+    pub(super) fn close(&mut self) {
+        self.free_s.clear();
+    }
+
     /// The job is placed there.
     fn take(&mut self, way: Way) {
         let slots = (way.slots as usize).min(self.free_s.len());

@@ -30,20 +30,22 @@ pub(super) fn tail_s(price: &Price, start: Start, waiting_per_hour: Money) -> f6
     start.expected_s * (1.0 + drain::micros(waiting_per_hour) / drain::micros(per_hour))
 }
 
-/// How far ahead the host's cost has to be reserved: until its jobs have ended in 9 of 10 cases, and a little more.
+/// How far ahead the host's cost has to be reserved: until its jobs have ended in 9 of 10 cases, and then until the host has surely gone.
 fn needed_s(host: &Host) -> f64 {
     let longest_s = host.running.iter().map(|job| job.left_high_s).fold(host.ready_in_s, f64::max);
     longest_s + AHEAD_S
 }
 
-/// What has to be reserved for the host beside what is.
+/// What has to be reserved for the host beside what is; `None` if what is left does not pay for that, and the host has time until it must go.
 ///
 /// # Errors
-/// What is left does not pay for it.
-pub(super) fn reserved(host: &Host, left: Money) -> Result<Money, String> {
+/// It must go now.
+pub(super) fn reserved(host: &Host, left: Money) -> Result<Option<Money>, String> {
     let more = more(host);
+    let has_time = host.rented.as_ref().is_some_and(|rented| rented.reserved_s > AHEAD_S);
     match more {
-        Some(more) if more <= left => Ok(more),
+        Some(more) if more <= left => Ok(Some(more)),
+        Some(_) if has_time => Ok(None),
         _ => Err(explain::no_budget(host, more, left)),
     }
 }
@@ -59,14 +61,20 @@ fn more(host: &Host) -> Option<Money> {
     high(&price, rented.spot, more_s)
 }
 
-/// Whether the host is kept or given back.
-pub(super) fn stay(host: &Host, rented: &Rented, is_used: bool, drains: &Drains) -> Decision {
-    let more = more(host).unwrap_or_default();
+/// Whether the host is kept, for which so much `more` is reserved, or given back.
+pub(super) fn stay(
+    host: &Host,
+    rented: &Rented,
+    is_used: bool,
+    more: Money,
+    drains: &Drains,
+) -> Decision {
+    let reaches_s = if more > Money::ZERO { needed_s(host) } else { 0.0 };
     let keep = |why: String| {
         Decision::Keep(Keep {
             host: host.host.clone(),
             reserve: more,
-            reserved_s: needed_s(host).max(rented.reserved_s),
+            reserved_s: reaches_s.max(rented.reserved_s),
             why,
         })
     };

@@ -24,7 +24,9 @@
 //! - **Spot** hosts may be taken back, and a job begins anew elsewhere. A run of `t` seconds at a host that is taken back every `u` seconds
 //!   takes `u (exp(t / u) - 1)` in the mean, if what it has done is lost each time (Daly, FGCS 2006, without checkpoints).
 //! - **The budget** is what nobody has reserved yet. The high end of each start, and of each longer stay of a rented host, has to fit: the
-//!   sum of all [`Rent::reserve`] and [`Keep::reserve`] is never above [`Snapshot::budget_left`].
+//!   sum of all [`Rent::reserve`] and [`Keep::reserve`] is never above [`Snapshot::budget_left`]. Each has the host's lease in it, for which the host
+//!   runs on when the controller is away. A host that needs more than is left stays
+//!   until what is reserved reaches no further than that, and takes no more jobs.
 //! - **Scarce** money goes where it does most: if what is left would not pay for one more of the dearest hosts until the budget's period
 //!   is over, the offer that saves most for a dollar is chosen, and not the one that saves most, and no job counts that is only expected. The money is not spread over the period: a
 //!   queue that is kept short early is short for longer.
@@ -64,8 +66,14 @@ pub const EXPECTED_S: f64 = 1800.0;
 /// How many hosts are asked for at one look.
 pub const RENTS_MOST: usize = 8;
 
-/// A reservation reaches at least so many seconds beyond the look that makes it, so that a host can be emptied before it ends.
-pub const AHEAD_S: f64 = 300.0;
+/// The lease of a rented host, in seconds: so long a host runs on of which nobody hears, as when the controller is away.
+pub const LEASE_S: f64 = 600.0;
+
+/// A reservation reaches at least so many seconds beyond the look that makes it: a host can be emptied before it ends, and then its lease is paid.
+pub const AHEAD_S: f64 = 300.0 + LEASE_S;
+
+/// A host that never hears of its controller runs for so many seconds at most: a start, and the half hour after which its first boot ends it.
+pub const UNHEARD_S: f64 = 300.0 + 1800.0;
 
 /// A spot host costs at most so many times what it costs when it is asked for: the maximum price that the provider is told.
 pub const SPOT_RISES: u64 = 2;
@@ -242,9 +250,15 @@ impl Refusal {
     /// In how many seconds the kind is asked for again.
     #[must_use]
     pub fn left_s(&self) -> f64 {
-        let doublings = i32::try_from(self.times.saturating_sub(1)).unwrap_or(i32::MAX).min(4);
-        (REFUSED_S * 2f64.powi(doublings)).min(3600.0) - self.ago_s
+        refused_for_s(self.times) - self.ago_s
     }
+}
+
+/// For how many seconds nothing is tried again that was refused so many times.
+#[must_use]
+pub fn refused_for_s(times: u32) -> f64 {
+    let doublings = i32::try_from(times.saturating_sub(1)).unwrap_or(i32::MAX).min(4);
+    (REFUSED_S * 2f64.powi(doublings)).min(3600.0)
 }
 
 /// What is decided, and where the jobs would go then.
@@ -328,21 +342,9 @@ pub struct Planned {
 /// Decides. The whole queue's cost with what is decided is never above its cost without, by the same predictions.
 #[must_use]
 pub fn decide(snapshot: &Snapshot) -> Decided {
-    let mut left = snapshot.budget_left;
-    let mut decisions = Vec::new();
+    let There { mut places, reserves, mut left, given_back } = there(snapshot);
+    let mut decisions: Vec<Decision> = given_back.into_iter().map(Decision::GiveBack).collect();
     let drains = Drains::new(snapshot);
-    let mut places: Vec<Place> = Vec::new();
-    for (number, host) in snapshot.hosts.iter().enumerate() {
-        match idle::reserved(host, left) {
-            Ok(more) => {
-                left = left.less(more);
-                places.push(Place::of_host(number, host, snapshot));
-            }
-            Err(why) => {
-                decisions.push(Decision::GiveBack(GiveBack { host: host.host.clone(), why }));
-            }
-        }
-    }
     let mut drained = drains.best(&places, left);
     let rented = snapshot.hosts.iter().filter(|host| host.rented.is_some()).count();
     let most = snapshot.rented_most.saturating_sub(rented).min(RENTS_MOST);
@@ -360,12 +362,12 @@ pub fn decide(snapshot: &Snapshot) -> Decided {
         drained = with;
         decisions.push(Decision::Rent(Box::new(rent)));
     }
-    for (at, place) in places.iter().enumerate() {
+    for (at, (place, more)) in places.iter().zip(reserves).enumerate() {
         let Some(host) = place.host.map(|number| &snapshot.hosts[number]) else { continue };
         if let Some(rented) = &host.rented {
             let start_s = drains.start(&rented.kind).expected_s;
             let is_used = drained.is_used(at, start_s);
-            decisions.push(idle::stay(host, rented, is_used, &drains));
+            decisions.push(idle::stay(host, rented, is_used, more, &drains));
         }
     }
     Decided { decisions, planned: drained.planned(snapshot, &places), no_more_because }
@@ -374,11 +376,41 @@ pub fn decide(snapshot: &Snapshot) -> Decided {
 /// Where the jobs would go with the hosts that are there or starting, without any decision.
 #[must_use]
 pub fn planned(snapshot: &Snapshot) -> Vec<Planned> {
-    let drains = Drains::new(snapshot);
-    let hosts = snapshot.hosts.iter().enumerate();
-    let places: Vec<Place> =
-        hosts.map(|(number, host)| Place::of_host(number, host, snapshot)).collect();
-    drains.best(&places, snapshot.budget_left).planned(snapshot, &places)
+    let There { places, left, .. } = there(snapshot);
+    Drains::new(snapshot).best(&places, left).planned(snapshot, &places)
+}
+
+/// The hosts that are there or starting.
+struct There {
+    /// Those that stay, and what is reserved for each beside what is.
+    places: Vec<Place>,
+    reserves: Vec<Money>,
+    /// What is left of the budget then.
+    left: Money,
+    given_back: Vec<GiveBack>,
+}
+
+fn there(snapshot: &Snapshot) -> There {
+    let (mut places, mut reserves, mut given_back) = (Vec::new(), Vec::new(), Vec::new());
+    let mut left = snapshot.budget_left;
+    for (number, host) in snapshot.hosts.iter().enumerate() {
+        let mut place = Place::of_host(number, host, snapshot);
+        let more = match idle::reserved(host, left) {
+            Ok(Some(more)) => more,
+            Ok(None) => {
+                place.close();
+                Money::ZERO
+            }
+            Err(why) => {
+                given_back.push(GiveBack { host: host.host.clone(), why });
+                continue;
+            }
+        };
+        left = left.less(more);
+        places.push(place);
+        reserves.push(more);
+    }
+    There { places, reserves, left, given_back }
 }
 
 /// The offers that can be had now, and at which a job that waits could run: with a known price, and not refused lately.
@@ -497,7 +529,7 @@ fn gain(
     if gain <= 0.0 {
         return Err((gain, explain::too_dear(offer, saves, machine)));
     }
-    let first_s = use_of.first_high_s + start.high_s + AHEAD_S;
+    let first_s = (use_of.first_high_s + start.high_s + AHEAD_S).max(UNHEARD_S);
     let held = idle::high(&offer.price, offer.spot, first_s).ok_or_else(no_price)?;
     let reserve = held.plus(use_of.first_egress);
     if reserve > left {

@@ -316,6 +316,58 @@ fn a_host_for_which_nothing_is_left_is_given_back_though_jobs_run_there() {
 }
 
 #[test]
+fn a_host_whose_longer_stay_is_not_paid_stays_until_the_last_minutes_of_its_reservation() {
+    let mut busy = rented(1, None);
+    busy.running = vec![Running { cpus: 2, memory_bytes: GIB, left_s: 900.0, left_high_s: 4000.0 }];
+    let mut snapshot = queue(0, 1.0);
+    snapshot.budget_left = Money::from_micros(10);
+    for (reserved_s, back) in [(AHEAD_S + 1.0, 0), (AHEAD_S - 1.0, 1)] {
+        if let Some(rented) = &mut busy.rented {
+            rented.reserved_s = reserved_s;
+        }
+        snapshot.hosts = vec![host(0), busy.clone()];
+        let decided = decide(&snapshot);
+        assert_eq!(
+            (given_back(&decided), reserved(&decided)),
+            (back, Money::ZERO),
+            "{reserved_s} s"
+        );
+    }
+    if let Some(rented) = &mut busy.rented {
+        rented.reserved_s = AHEAD_S + 1.0;
+    }
+    // A job needs some $0.04 there, and the host $0.40 more for the one that it has.
+    let waits = Snapshot { hosts: vec![busy], budget_left: dollars(0.2), ..queue(1, 9.0) };
+    assert!(planned(&waits).is_empty(), "it takes no more jobs");
+    let paid = Snapshot { budget_left: dollars(1.0), ..waits };
+    assert_eq!(planned(&paid).len(), 1);
+}
+
+#[test]
+fn what_is_reserved_for_a_host_pays_its_lease_when_nobody_hears_of_it_any_more() {
+    let decided = decide(&queue(60, 1.0));
+    let rent = rents(&decided)[0];
+    // A run takes 1,500 s at most, and a start 120 s.
+    assert!(rent.reserved_s >= 1500.0 + 120.0 + LEASE_S, "{rent:?}");
+    let mut short = queue(60, 9.0);
+    short.jobs.iter_mut().for_each(|job| {
+        let run = Run { expected_s: 60.0, high_s: 60.0, egress_bytes: 0 };
+        job.rented.insert("k".to_owned(), run);
+    });
+    let decided = decide(&short);
+    assert!(rents(&decided)[0].reserved_s >= UNHEARD_S, "{decided:?}");
+    let mut idle = queue(0, 1.0);
+    let mut there = rented(1, None);
+    if let Some(rented) = &mut there.rented {
+        rented.reserved_s = LEASE_S;
+    }
+    idle.hosts = vec![host(0), there];
+    let kept = decide(&idle).decisions;
+    let [Decision::Keep(keep)] = kept.as_slice() else { panic!("{kept:?}") };
+    assert!(keep.reserve > Money::ZERO && keep.reserved_s > LEASE_S, "{keep:?}");
+}
+
+#[test]
 fn spot_hosts_that_are_taken_back_often_are_not_cheap() {
     let mut snapshot = queue(60, 1.0);
     let spot = Offer { kind: "s".to_owned(), spot: true, ..offer("s", Some(0.15)) };
