@@ -10,7 +10,7 @@ use perigee_model::renting::{
     LearnedStart, RENT_DECISIONS_MAX, RentDecision, RentSettings, Renting, SetRenting,
 };
 use perigee_model::{HostId, JobId, Problem};
-use perigee_planner::rent::{Arrived, Job, Period, Refusal, Run, Start};
+use perigee_planner::rent::{Arrived, Job, Period, Refusal, Run, Start, refused_for_s};
 use tokio::sync::Notify;
 
 use crate::clock::now_ms;
@@ -99,6 +99,31 @@ struct LastUse {
     waiting_per_hour: Money,
 }
 
+/// A job that could not start at a rented host where the rule had put it.
+#[derive(Debug, Clone, Copy)]
+struct RefusedJob {
+    at: Instant,
+    /// How often.
+    times: u32,
+}
+
+impl RefusedJob {
+    fn first() -> Self {
+        Self { at: Instant::now(), times: 1 }
+    }
+
+    /// While it is put nowhere, nothing new is learned.
+    fn again(&mut self) {
+        if !self.counts() {
+            *self = Self { at: Instant::now(), times: self.times.saturating_add(1) };
+        }
+    }
+
+    fn counts(&self) -> bool {
+        self.at.elapsed().as_secs_f64() < refused_for_s(self.times)
+    }
+}
+
 #[derive(Default)]
 struct State {
     settings: RentSettings,
@@ -107,6 +132,8 @@ struct State {
     basis: Arc<Basis>,
     /// The jobs that wait for nothing but room, in the queue's order, as of the scheduler's last pass.
     for_room: Arc<Vec<JobId>>,
+    /// Of those the jobs that could not start at the rented host where the rule had put them.
+    refused: BTreeMap<JobId, RefusedJob>,
     uses: BTreeMap<HostId, LastUse>,
     /// Each kind of job, with what it was predicted for.
     predicted: BTreeMap<String, (Instant, u64, Arc<Predicted>)>,
@@ -209,9 +236,24 @@ impl Renter {
         Arc::clone(&self.lock().for_room)
     }
 
-    /// Notes them after a pass of the scheduler.
-    pub fn note_for_room(&self, jobs: Vec<JobId>) {
-        self.lock().for_room = Arc::new(jobs);
+    /// Notes them after a pass of the scheduler, and those that could not start at the rented host where the rule had put them.
+    pub fn note_pass(&self, for_room: Vec<JobId>, refused: impl IntoIterator<Item = JobId>) {
+        let mut state = self.lock();
+        let before = std::mem::take(&mut state.refused);
+        let waits: BTreeSet<&JobId> = for_room.iter().collect();
+        state.refused = before.into_iter().filter(|(job, _)| waits.contains(job)).collect();
+        for job in refused.into_iter().filter(|job| waits.contains(job)) {
+            let entry = state.refused.entry(job);
+            entry.and_modify(RefusedJob::again).or_insert_with(RefusedJob::first);
+        }
+        state.for_room = Arc::new(for_room);
+    }
+
+    /// Those of the jobs that wait for room that are put at no rented host now, because they could not start at one.
+    pub fn refused_jobs(&self) -> BTreeSet<JobId> {
+        let state = self.lock();
+        let counts = state.refused.iter().filter(|(_, refused)| refused.counts());
+        counts.map(|(job, _)| job.clone()).collect()
     }
 
     /// Notes that jobs run at a rented host, for which an hour of waiting costs so much together, or that none does.
@@ -258,5 +300,32 @@ impl Renter {
         if state.predicted.len() < PREDICTED_MAX {
             state.predicted.insert(key, (Instant::now(), from, predicted));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_could_not_start_at_a_rented_host_is_put_at_none_for_a_while_and_forgotten_when_it_waits_no_more()
+     {
+        let job = |name: &str| JobId::new(name).expect("a name");
+        let (renter, both) = (Renter::default(), vec![job("j-1"), job("j-2")]);
+        let refused = || renter.refused_jobs().into_iter().collect::<Vec<_>>();
+        renter.note_pass(both.clone(), [job("j-1"), job("j-9")]);
+        assert_eq!(refused(), [job("j-1")], "the other one does not wait for room");
+        // Nothing new is learned while it is put nowhere.
+        renter.note_pass(both.clone(), [job("j-1")]);
+        let times = renter.lock().refused[&job("j-1")].times;
+        assert_eq!((refused(), times), (vec![job("j-1")], 1));
+        renter.note_pass(vec![job("j-2")], []);
+        assert!(refused().is_empty());
+        let mut long_ago = RefusedJob::first();
+        long_ago.at =
+            Instant::now().checked_sub(Duration::from_secs(301)).expect("it runs for longer");
+        assert!(!long_ago.counts());
+        long_ago.again();
+        assert_eq!((long_ago.counts(), long_ago.times), (true, 2));
     }
 }

@@ -164,8 +164,16 @@ pub fn snapshot(cluster: &Cluster, basis: &Basis) -> Snapshot {
     let waits: BTreeSet<&JobId> = waiting.iter().map(|record| &record.job.id).collect();
     let for_room = cluster.renter.for_room();
     let jobs = for_room.iter().filter(|job| waits.contains(job));
+    let refused = cluster.renter.refused_jobs();
+    let as_it_may_go = |job: &JobId| {
+        let mut known = basis.jobs.get(job).cloned()?;
+        if refused.contains(job) {
+            known.rented.clear();
+        }
+        Some(known)
+    };
     Snapshot {
-        jobs: jobs.filter_map(|job| basis.jobs.get(job).cloned()).collect(),
+        jobs: jobs.filter_map(as_it_may_go).collect(),
         arrived: basis.arrived.clone(),
         hosts: hosts::all(cluster, basis),
         offers: basis.offers.clone(),

@@ -12,7 +12,7 @@ use perigee_model::plan::{Estimate, Plan};
 use perigee_model::tenant::tenant_of;
 use perigee_model::{HostId, JobId, SiteId};
 
-use super::{NotChosen, Queue, Refusals, Turn, Waiting, schedule};
+use super::{NotChosen, Queue, Refusals, Rented, Turn, Waiting, schedule};
 use crate::facts::{Before, Cluster, Prepared, Snapshot};
 use crate::options::way_name;
 
@@ -132,6 +132,8 @@ pub struct PassDecision {
     pub waits: BTreeMap<JobId, (u32, String)>,
     /// The jobs that wait for nothing but room, in the queue's order.
     pub for_room: Vec<JobId>,
+    /// The jobs that can't start at the rented host where the renting rule has put them: their plans are refused there, or they may not go there.
+    pub not_at: BTreeMap<JobId, HostId>,
     /// The jobs whose facts are to be read now.
     pub read: Vec<JobId>,
     /// The measurements that are to be made, each from the host that reads.
@@ -186,10 +188,23 @@ pub fn pass(snapshot: PassSnapshot) -> PassDecision {
         needed: BTreeMap::new(),
         gang: None,
         plans: BTreeMap::new(),
-        decision: PassDecision { refusals, ..PassDecision::default() },
+        rented: Arc::clone(&queue.rented),
+        decision: PassDecision { refusals, not_at: may_not_go(&queue), ..PassDecision::default() },
     };
     let turns = schedule(&queue, |waiting, hosts| pass.choose(waiting, hosts));
     pass.decided(&queue, turns)
+}
+
+/// The jobs that may not go to the rented host where the renting rule has put them, which knows nothing of that.
+fn may_not_go(queue: &Queue) -> BTreeMap<JobId, HostId> {
+    let waiting = queue.waiting.iter().filter_map(|waiting| {
+        let host = &queue.rented.goes.get(&waiting.job)?.host;
+        let binds = |host: &HostId| !waiting.lost_at.contains(host);
+        let bounds = queue.grouped.bounds(&waiting.job, &waiting.groups, binds);
+        let may_go = !waiting.avoid.contains(host) && bounds.allow(host);
+        (!may_go).then(|| (waiting.job.clone(), host.clone()))
+    });
+    waiting.collect()
 }
 
 /// Where a VM starts, and what it costs there; `None` if that is not known, or if nothing costs anything.
@@ -230,6 +245,7 @@ struct Pass {
     budgets: BTreeMap<String, (Money, Spending)>,
     /// What the VMs cost that this pass has placed.
     costs: BTreeMap<JobId, MoneyRange>,
+    rented: Arc<Rented>,
     decision: PassDecision,
 }
 
@@ -310,10 +326,18 @@ impl Pass {
                 }
             }
         });
-        let refusals = &mut self.decision.refusals;
-        let (plan, chosen, predicted) = chosen.inspect_err(|why| refusals.note(job, why))?;
+        let (plan, chosen, predicted) =
+            chosen.inspect_err(|why| self.is_refused(job, hosts, why))?;
         self.plans.entry(job.clone()).or_insert((plan, predicted, facts));
         Ok(chosen)
+    }
+
+    /// The job's plan is refused at these hosts.
+    fn is_refused(&mut self, job: &JobId, hosts: &[HostId], why: &str) {
+        self.decision.refusals.note(job, why);
+        if let Some(goes) = self.rented.goes.get(job).filter(|goes| hosts.contains(&goes.host)) {
+            self.decision.not_at.insert(job.clone(), goes.host.clone());
+        }
     }
 
     /// The facts about the job. If they are not known yet, they are to be read.

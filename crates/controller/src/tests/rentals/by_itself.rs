@@ -292,6 +292,30 @@ async fn a_person_ends_what_the_rule_has_rented_and_the_rule_rents_none_at_once(
     rented.lab.supervisor.stop().await;
 }
 
+/// The rule knew nothing of that, and kept the host for jobs that never came.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rented_host_that_can_start_none_of_the_waiting_jobs_is_not_kept_for_them() {
+    let rented = ByItself::up(BUDGET).await;
+    rented.set(AutoMode::On, 1).await;
+    rented.submit(Some(100)).await;
+    let starting = |rental: &Rental| rental.state == RentalState::Starting;
+    let rental = rented.rental("a rented host that starts", starting).await;
+    let host = FakeHost::start(rental.host.as_str(), rental.site.as_str()).await;
+    host.inside().starts_no_vm = true;
+    let registered = hosts::register(&rented.lab.cluster, &host.id, host.addresses.clone());
+    registered.await.expect("it registers");
+    let renter = &rented.lab.cluster.renter;
+    let all_refused = async || {
+        let (wait, refused) = (renter.for_room(), renter.refused_jobs());
+        (!wait.is_empty() && wait.iter().all(|job| refused.contains(job))).then_some(())
+    };
+    wait_for("all jobs that wait to be refused there", all_refused).await;
+    rented.lab.cluster.clock.pretend_passed(Duration::from_secs(3600));
+    let back = rented.rental("it to be given back", is_given_back).await;
+    assert_eq!((back.id, back.first_job_ms), (rental.id, None));
+    rented.lab.supervisor.stop().await;
+}
+
 /// The controller is killed instead of this write, and started again. Returns false if there were fewer writes.
 async fn killed_at(of: &str, write: u64) -> bool {
     let mut rented = ByItself::up(BUDGET).await;

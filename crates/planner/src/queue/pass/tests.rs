@@ -206,6 +206,39 @@ fn refused_plans_take_turns() {
 }
 
 #[test]
+fn a_job_that_can_t_start_at_the_rented_host_where_it_was_put_is_named_with_it() {
+    let goes = |start_s| crate::queue::Goes {
+        host: host_id("home1"),
+        start_s,
+        is_starting: start_s > 1.0,
+    };
+    let put_there = |start_s| {
+        let mut one = snapshot(1);
+        one.queue.rented = Arc::new(Rented {
+            hosts: [host_id("home1")].into(),
+            goes: [(waiting(1).job, goes(start_s))].into(),
+        });
+        one.queue.hosts.retain(|host| host.id.as_str() == "home1");
+        one
+    };
+    assert!(pass(put_there(0.0)).not_at.is_empty(), "it starts there");
+    let there = || [(waiting(1).job, host_id("home1"))].into();
+    let mut refused = put_there(0.0);
+    // The host of its data is not up.
+    refused.cluster.hosts.retain(|host| host.id.as_str() != "cloud1");
+    assert_eq!(pass(refused).not_at, there());
+    // The host is still starting, or is there.
+    for start_s in [90.0, 0.0] {
+        let mut avoids = put_there(start_s);
+        avoids.queue.waiting[0].avoid = [host_id("home1")].into();
+        assert_eq!(pass(avoids).not_at, there());
+    }
+    let mut unread = put_there(0.0);
+    known(&mut unread, 1).read = None;
+    assert!(pass(unread).not_at.is_empty(), "its plan is not made yet");
+}
+
+#[test]
 fn the_same_snapshot_gives_the_same_decision() {
     let decided = || {
         let decision = pass(snapshot(8));
