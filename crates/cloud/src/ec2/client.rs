@@ -22,6 +22,8 @@ const FORM: &str = "application/x-www-form-urlencoded; charset=utf-8";
 /// A page of 500 instances is some 3 MiB.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
 const PAGES_MAX: usize = 100;
+/// What is on all pages of a list together: five times as many instances as a cluster may have.
+const ITEMS_MAX: usize = 50_000;
 /// How often a request is sent whose answer was lost, if sending it twice does no harm.
 const SENDS_MAX: u32 = 4;
 
@@ -202,7 +204,17 @@ impl Client {
             |why: String| CloudError::new(CloudErrorKind::Unclear, format!("{what}: {why}"));
         let all = async {
             let mut page = self.ask(what, form, Again::Harmless).await?;
-            let mut items = read(&page).map_err(unclear)?;
+            let mut items = Vec::new();
+            let mut add = |page: &Element| {
+                items.extend(read(page)?);
+                match items.len() {
+                    0..=ITEMS_MAX => Ok(()),
+                    count => {
+                        Err(format!("its pages have {count} items; at most {ITEMS_MAX} are read"))
+                    }
+                }
+            };
+            add(&page).map_err(unclear)?;
             let mut tokens = Vec::new();
             while let Some(token) = page.text("nextToken").map(str::to_owned) {
                 if tokens.contains(&token) || tokens.len() + 1 >= PAGES_MAX {
@@ -211,7 +223,7 @@ impl Client {
                 }
                 let form = form.clone().with("NextToken", &token);
                 page = self.ask(what, &form, Again::Harmless).await?;
-                items.extend(read(&page).map_err(unclear)?);
+                add(&page).map_err(unclear)?;
                 tokens.push(token);
             }
             Ok(items)
@@ -394,6 +406,27 @@ mod tests {
         assert_eq!(error.kind, CloudErrorKind::Unclear);
         assert!(error.message.contains("at most 100"), "{error}");
         assert_eq!(sent.load(Ordering::Relaxed), 100);
+    }
+
+    #[tokio::test]
+    async fn more_items_than_there_can_be_are_not_kept_and_the_limit_is_named() {
+        let pages = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&pages);
+        let page = async move || {
+            let number = counted.fetch_add(1, Ordering::Relaxed);
+            format!(
+                "<DescribeInstancesResponse><reservationSet/><nextToken>{number}</nextToken></DescribeInstancesResponse>"
+            )
+        };
+        let address = served(axum::Router::new().fallback(page)).await;
+        let hour = Duration::from_secs(3600);
+        let waits = Waits { answer: hour, request: hour, ..LITTLE };
+        let (client, _keys) = client(address, waits);
+        let read = |_: &Element| Ok(vec![(); 20_000]);
+        let error = client.pages("can't list", &form(), read).await.expect_err("too many");
+        assert_eq!(error.kind, CloudErrorKind::Unclear);
+        assert!(error.message.contains("at most 50000"), "{error}");
+        assert_eq!(pages.load(Ordering::Relaxed), 3);
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ use crate::hosts::enrol;
 use crate::records::{Owned, RentalRecord};
 
 /// Ids, addresses, kinds and zones of a provider are short.
-const TEXT_MAX: usize = 256;
+pub const TEXT_MAX: usize = 256;
 
 /// Reserves the money, records that the provider is asked, asks it, and records the answer.
 ///

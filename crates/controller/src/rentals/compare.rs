@@ -11,10 +11,10 @@ use perigee_cloud::{CloudError, CloudErrorKind, Provider};
 use perigee_model::limits::RENTALS;
 use perigee_model::money::{Money, Price};
 use perigee_model::rental::states::{RentalState, RentedHost, Requested};
-use perigee_model::rental::{EndedBy, Instance, Offer, Rental, RentalStep};
+use perigee_model::rental::{EndedBy, Instance, Notice, Offer, Rental, RentalStep};
 use perigee_model::{HostId, Problem, RentalId, SiteId};
 
-use super::ask::is_sane;
+use super::ask::{TEXT_MAX, is_sane};
 use super::facts::rented_host;
 use super::{cluster_id, money, within};
 use crate::clock::now_ms;
@@ -143,6 +143,19 @@ fn sane(list: Vec<Instance>) -> Result<Vec<Instance>, CloudError> {
     Err(CloudError { kind: CloudErrorKind::Unclear, message })
 }
 
+/// # Errors
+/// As [`sane`].
+fn sane_notices(notices: Vec<Notice>) -> Result<Vec<Notice>, CloudError> {
+    let is_sane = |notice: &Notice| notice.instance.len() <= TEXT_MAX;
+    if notices.len() <= INSTANCES_MAX && notices.iter().all(is_sane) {
+        return Ok(notices);
+    }
+    let message = format!(
+        "it has more than {INSTANCES_MAX} notices, or one of an instance whose id has more than {TEXT_MAX} bytes"
+    );
+    Err(CloudError { kind: CloudErrorKind::Unclear, message })
+}
+
 fn not_known(provider: &str, error: &CloudError) -> Problem {
     Problem::unavailable(
         format!("can't compare the instances of provider {provider} with the rentals"),
@@ -247,20 +260,27 @@ async fn found(
     Ok(RentalRecord { view, controller_url: None, secret: None })
 }
 
-/// Removes the records of rentals that were over long ago, and of those that cost nothing a day after their end.
+/// Removes the records of rentals that were over long ago, and of those that cost nothing a day after their end. One that can't be removed now keeps
+/// none of the others.
 async fn prune(cluster: &Cluster) -> Result<(), Problem> {
+    let mut first = Ok(());
     for rental in cluster.rentals.all().into_iter().filter(|rental| rental.state.is_over()) {
         let ended_ms = rental.steps.last().map_or(0, |step| step.at_ms);
         let age_s = cluster.clock.age_ms(ended_ms) / 1000;
         let has_cost = money::spent(cluster, &rental) != Some(Money::ZERO);
         let kept_s = if has_cost { money::PERIOD_S + 86_400 } else { 86_400 };
         if age_s > kept_s {
-            money::forget(cluster, &rental.id).await?;
-            cluster.records.remove(&rental_intent_key(&rental.id)).await?;
-            cluster.records.remove(&rental_key(&rental.id)).await?;
-            cluster.rentals.forget(&rental.id);
+            first = first.and(forget(cluster, &rental.id).await);
         }
     }
+    first
+}
+
+async fn forget(cluster: &Cluster, id: &RentalId) -> Result<(), Problem> {
+    money::forget(cluster, id).await?;
+    cluster.records.remove(&rental_intent_key(id)).await?;
+    cluster.records.remove(&rental_key(id)).await?;
+    cluster.rentals.forget(id);
     Ok(())
 }
 
@@ -290,6 +310,7 @@ async fn notices_of(
         }
         let hear = async {
             let notices = within(cluster.timing.rentals.answer, provider.notices(&of)).await;
+            let notices = notices.and_then(sane_notices);
             let notices = notices.map_err(|error| not_known(provider.name(), &error))?;
             let count = notices.len();
             cluster.rentals.note_notices(provider.name(), notices);
@@ -312,6 +333,14 @@ mod tests {
         assert_eq!(both, Problem { why: "no route; b has 2 instances".to_owned(), ..fails() });
         let all = rounds.note("a", Ok("a has 1 instance".to_owned())).expect("all is well");
         assert_eq!(all, "a has 1 instance; b has 2 instances");
+    }
+
+    #[test]
+    fn more_notices_than_instances_can_be_are_no_notices() {
+        let notice = |instance: String| Notice { instance, ends_unix_s: 7 };
+        sane_notices(vec![notice("i".repeat(256)); INSTANCES_MAX]).expect("as many as may be");
+        sane_notices(vec![notice("i".to_owned()); INSTANCES_MAX + 1]).expect_err("too many");
+        sane_notices(vec![notice("i".repeat(257))]).expect_err("too long");
     }
 
     #[test]
