@@ -193,12 +193,17 @@ impl Rentals {
         lock(&self.known).values().cloned().collect()
     }
 
+    /// How many are kept.
+    pub fn count(&self) -> usize {
+        lock(&self.known).len()
+    }
+
     /// All that are kept, sorted by id.
     pub fn all(&self) -> Vec<Rental> {
         self.saved().into_iter().map(|rental| self.with_money(rental)).collect()
     }
 
-    /// The answer of a provider that was asked for its offers so short a time ago; if there is none, `ask` asks.
+    /// The answer of a provider that was asked for its offers so short a time ago, or whose answer is not there yet; if there is none, `ask` asks.
     pub fn offers(
         &self,
         provider: &str,
@@ -206,10 +211,12 @@ impl Rentals {
         ask: impl FnOnce() -> OffersAnswer,
     ) -> OffersAnswer {
         let mut offers = lock(&self.offers);
-        // A problem may be over soon.
-        let counts = |(at, answer): &&(Instant, OffersAnswer)| {
-            let is_good = answer.peek().is_none_or(Result::is_ok);
-            at.elapsed() < if is_good { max_age } else { max_age / 10 }
+        let counts = |(at, answer): &&(Instant, OffersAnswer)| match answer.peek() {
+            // It has a deadline of its own.
+            None => true,
+            Some(Ok(_)) => at.elapsed() < max_age,
+            // A problem may be over soon.
+            Some(Err(_)) => at.elapsed() < max_age / 10,
         };
         if let Some((_, answer)) = offers.get(provider).filter(counts) {
             return answer.clone();

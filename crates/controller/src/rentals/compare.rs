@@ -178,7 +178,7 @@ async fn own(cluster: &Arc<Cluster>, provider: &str, instance: &Instance) -> Res
         Some(id) => id,
         None => super::request::new_id()?,
     };
-    RENTALS.check(cluster.rentals.all().len() + 1).map_err(|e| {
+    RENTALS.check(cluster.rentals.count() + 1).map_err(|e| {
         Problem::conflict(format!("can't end instance {} of {provider}", instance.id), e)
             .next("end the instance with the provider's own tools, or wait until old rentals are forgotten")
     })?;

@@ -12,6 +12,7 @@ mod compare;
 mod driver;
 mod facts;
 mod money;
+mod offered;
 mod plan;
 mod request;
 mod user_data;
@@ -20,15 +21,14 @@ pub use automatic::{run as rent_by_itself, set_renting};
 pub use compare::{compare, hear};
 pub use driver::drive;
 pub use plan::plan;
+#[cfg(test)]
+pub use request::rent_for;
 pub use request::{end, get, list, offers, rent};
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_cloud::{CloudError, CloudErrorKind, Provider};
-use perigee_model::rental::Offer;
+use perigee_cloud::{CloudError, CloudErrorKind};
 
-use crate::clock::now_ms;
 use crate::cluster::Cluster;
 
 /// The id of the cluster in the tags of its instances.
@@ -43,19 +43,6 @@ pub fn drive_all(cluster: &Cluster) {
             cluster.drive_rental(&rental.id);
         }
     }
-}
-
-/// What a provider offers. A price that is too old, or of later, is not known.
-async fn offers_of(
-    cluster: &Cluster,
-    provider: &Arc<dyn Provider>,
-) -> Result<Vec<Offer>, CloudError> {
-    let mut offers = within(cluster.timing.rentals.answer, provider.offers()).await?;
-    let (now_s, max_age_s) = (now_ms() / 1000, provider.price_age_max_s());
-    for offer in &mut offers {
-        offer.price = offer.price.clone().as_known(now_s, max_age_s);
-    }
-    Ok(offers)
 }
 
 /// What a provider answers, if it does so in time.

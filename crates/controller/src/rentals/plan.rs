@@ -1,14 +1,11 @@
 //! What a job would take and cost: at the hosts that are there, as `planning` plans it, and at hosts that could be rented.
 //!
-//! What providers offer is asked for at most once a minute, and waited for a few seconds. A provider that takes longer is named, and its answer
-//! serves the next plan. Offers are predicted by the planner (`planner/src/offers.rs`); nothing is rented.
+//! A provider that does not say in a few seconds what it offers is named (`offered.rs`). Offers are predicted by the planner (`planner/src/offers.rs`); nothing is rented.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::future::{FutureExt as _, join_all};
-use perigee_cloud::Provider;
+use futures_util::future::join_all;
 use perigee_model::job::JobSpec;
 use perigee_model::job_plan::{JobPlan, NotConsidered};
 use perigee_model::money::Money;
@@ -20,20 +17,14 @@ use perigee_planner::offers::{OfferFacts, at_offers, weigh};
 use perigee_planner::rent::Start;
 
 use super::automatic::learned;
+use super::money;
+use super::offered::{late, offered};
 use super::request::{refusal_of, refused};
-use super::{money, offers_of};
 use crate::clock::now_ms;
-use crate::cluster::rentals::OffersAnswer;
 use crate::cluster::renter::kind_key;
 use crate::cluster::{Cluster, for_vms_bytes};
 use crate::planning::renting::Sites;
 use crate::planning::{self, Planned, seconds};
-
-/// What a provider offers is asked for again after so long.
-const OFFERS_AGE: Duration = Duration::from_secs(60);
-
-/// A plan waits for a provider for so long.
-const PATIENCE: Duration = Duration::from_secs(3);
 
 /// `POST /jobs/plan`.
 ///
@@ -75,16 +66,12 @@ async fn offers(cluster: &Arc<Cluster>) -> (Vec<OfferFacts>, Vec<NotConsidered>)
         let all = providers.iter().map(|provider| nothing_of(provider.name(), why.to_owned()));
         return (Vec::new(), all.collect());
     };
-    let asked = providers.iter().map(async |provider| {
-        let answer = ask(cluster, provider);
-        let said = tokio::time::timeout(PATIENCE, answer).await;
-        said.unwrap_or_else(|_| Err(format!("it has not answered for {} s", PATIENCE.as_secs())))
-    });
+    let asked = providers.iter().map(|provider| offered(cluster, provider));
     let (mut all, mut without) = (Vec::new(), Vec::new());
     let starts = learned::by_kind(&learned::starts(&cluster.rentals.all(), now_ms()));
     let sites = Sites::of(cluster);
     for (provider, said) in providers.iter().zip(join_all(asked).await) {
-        match said {
+        match said.unwrap_or_else(|| Err(late())) {
             Ok(offers) => {
                 let name = provider.name();
                 let refused = refused(cluster, name);
@@ -107,20 +94,6 @@ fn nothing_of(provider: &str, why: String) -> NotConsidered {
     NotConsidered { provider: provider.to_owned(), kind: None, spot: false, why }
 }
 
-/// A provider's answer, which goes on to come when nobody waits for it any more, within the deadline for every answer.
-fn ask(cluster: &Arc<Cluster>, provider: &Arc<dyn Provider>) -> OffersAnswer {
-    cluster.rentals.offers(provider.name(), OFFERS_AGE, || {
-        let (cluster, provider) = (Arc::clone(cluster), Arc::clone(provider));
-        let asked = async move {
-            let said = offers_of(&cluster, &provider).await;
-            said.map(Arc::new).map_err(|error| format!("{}: {}", error.kind, error.message))
-        };
-        let answer = asked.boxed().shared();
-        tokio::spawn(answer.clone());
-        answer
-    })
-}
-
 /// What is known of one provider.
 struct Of<'a> {
     provider: &'a str,
@@ -141,7 +114,6 @@ impl Of<'_> {
         });
         OfferFacts {
             provider: self.provider.to_owned(),
-            offer: offer.clone(),
             why_unknown: too_old.unwrap_or_else(|| "the provider does not say it".to_owned()),
             memory_bytes: for_vms_bytes(offer.memory_bytes),
             disk_bytes: RENT_DISK_DEFAULT_BYTES,
@@ -149,6 +121,7 @@ impl Of<'_> {
             start: self.starts.get(&kind_key(self.provider, &offer.kind)).copied(),
             refused,
             budget_left: self.budget_left,
+            offer: offer.clone(),
         }
     }
 }

@@ -15,7 +15,7 @@ use perigee_model::rental::{
 use perigee_model::renting::RentedFor;
 use perigee_model::{HostId, Problem, RentalId, SiteId};
 
-use super::{money, offers_of};
+use super::{money, offered};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::records::{RentalIntent, RentalRecord, rental_intent_key, rental_key};
@@ -27,7 +27,7 @@ const REFUSED_MS: u64 = 15 * 60_000;
 pub async fn offers(cluster: &Cluster) -> Vec<ProviderOffers> {
     let providers = &cluster.settings.renting.providers;
     join_all(providers.iter().map(async |provider| {
-        let (offers, problem) = match offers_of(cluster, provider).await {
+        let (offers, problem) = match offered::ask(cluster, provider).await {
             Ok(offers) => (Some(offers), String::new()),
             Err(error) => (None, format!("{}: {}", error.kind, error.message)),
         };
@@ -65,33 +65,56 @@ pub(super) fn refusal_of<'a>(
 /// `NotFound` for a provider or an offer that is not known; `Conflict` if there are too many rentals; `Unavailable` if the provider does not say
 /// what it offers.
 pub async fn rent(cluster: &Arc<Cluster>, ask: RentHost, by: String) -> Result<Rental, Problem> {
-    rent_for(cluster, ask, by, None).await
+    if let Some(known) = ask.id.as_ref().and_then(|id| cluster.rentals.get(id)) {
+        return Ok(known);
+    }
+    check(cluster, &ask)?;
+    let provider = Arc::clone(cluster.settings.renting.provider(&ask.provider)?);
+    let offer = offer(cluster, &provider, &ask).await?;
+    record(cluster, ask, offer, by, None).await
 }
 
-/// The same, and for which jobs the cluster rents it by itself.
+/// The same for a host that the cluster rents by itself, of an offer that it knows already: the provider is not asked what it offers, and so holds
+/// nobody up.
 ///
 /// # Errors
 /// As [`rent`].
 pub async fn rent_for(
     cluster: &Arc<Cluster>,
     ask: RentHost,
+    offer: Offer,
     by: String,
-    rented_for: Option<RentedFor>,
+    rented_for: RentedFor,
 ) -> Result<Rental, Problem> {
-    if let Some(known) = ask.id.as_ref().and_then(|id| cluster.rentals.get(id)) {
-        return Ok(known);
-    }
+    check(cluster, &ask)?;
+    record(cluster, ask, offer, by, Some(rented_for)).await
+}
+
+/// Whether there may be such a rental.
+fn check(cluster: &Cluster, ask: &RentHost) -> Result<(), Problem> {
     let what = format!("can't rent a {}", ask.kind);
     let disk_bytes = ask.disk_bytes.unwrap_or(RENT_DISK_DEFAULT_BYTES);
     RENT_DISK_BYTES.check(disk_bytes).map_err(|e| e.problem(&what))?;
     ask.for_s.map(|for_s| RENT_FOR_S.check(for_s)).transpose().map_err(|e| e.problem(&what))?;
-    RENTALS.check(cluster.rentals.all().len() + 1).map_err(|e| {
+    RENTALS.check(cluster.rentals.count() + 1).map_err(|e| {
         Problem::conflict(&what, e)
             .next("rentals that are over count too, for 31 days if they have cost something")
     })?;
+    site_of(ask, &what).map(drop)
+}
+
+/// Records that such a host is wanted.
+async fn record(
+    cluster: &Arc<Cluster>,
+    ask: RentHost,
+    offer: Offer,
+    by: String,
+    rented_for: Option<RentedFor>,
+) -> Result<Rental, Problem> {
+    let what = format!("can't rent a {}", ask.kind);
     let provider = Arc::clone(cluster.settings.renting.provider(&ask.provider)?);
-    let site = ask.site.clone().map_or_else(|| site_of(provider.name(), &what), Ok)?;
-    let offer = offer(cluster, &provider, &ask, &site).await?;
+    price_counts(&what, &offer, provider.price_age_max_s())?;
+    let site = site_of(&ask, &what)?;
     let id = match ask.id {
         Some(id) => id,
         None => new_id()?,
@@ -107,7 +130,7 @@ pub async fn rent_for(
         provider: provider.name().to_owned(),
         offer,
         image: ask.image.unwrap_or_default(),
-        disk_bytes,
+        disk_bytes: ask.disk_bytes.unwrap_or(RENT_DISK_DEFAULT_BYTES),
         site,
         host,
         by,
@@ -146,9 +169,11 @@ pub async fn rent_for(
     get(cluster, &id)
 }
 
-/// The site of the provider's hosts if nobody names one.
-fn site_of(provider: &str, what: &str) -> Result<SiteId, Problem> {
-    SiteId::new(provider)
+/// The site of the host: one with the provider's name if nobody names one.
+fn site_of(ask: &RentHost, what: &str) -> Result<SiteId, Problem> {
+    let named = ask.site.clone();
+    named
+        .map_or_else(|| SiteId::new(&ask.provider), Ok)
         .map_err(|e| Problem::invalid(what, e).next("name the site of the host: --site SITE"))
 }
 
@@ -176,11 +201,11 @@ async fn offer(
     cluster: &Cluster,
     provider: &Arc<dyn Provider>,
     ask: &RentHost,
-    site: &SiteId,
 ) -> Result<Offer, Problem> {
     let (name, kind) = (provider.name(), &ask.kind);
     let what = format!("can't rent a {kind} of {name}");
-    let offers = offers_of(cluster, provider).await.map_err(|error| {
+    let site = site_of(ask, &what)?;
+    let offers = offered::ask(cluster, provider).await.map_err(|error| {
         let why = format!("{}: {}", error.kind, error.message);
         match error.kind {
             CloudErrorKind::NotAllowed => Problem::forbidden(&what, why),
@@ -202,20 +227,24 @@ async fn offer(
     if ask.zone.is_none() {
         meant.retain(|offer| refusal_of(cluster, &refused, offer).is_none());
     }
-    let of_site = zone_of_site(cluster, name, site);
+    let of_site = zone_of_site(cluster, name, &site);
     // A price that is not known is last.
     meant.sort_by_key(|offer| {
         let is_elsewhere = of_site.as_ref().is_some_and(|zone| *zone != offer.zone);
         let price = offer.price.per_hour_micros.map_or(u64::MAX, std::num::NonZeroU64::get);
         (is_elsewhere, price)
     });
-    let offer = meant.into_iter().next().ok_or_else(|| {
+    meant.into_iter().next().ok_or_else(|| {
         let why = "the provider has refused it in each zone lately";
         Problem::conflict(&what, why)
             .next("`perigee rent offers` says why; another kind, or --zone to try one all the same")
-    })?;
-    match offer.price.out_of_date(now_ms() / 1000, provider.price_age_max_s()) {
-        None => Ok(offer),
+    })
+}
+
+/// Whether the price of an offer is of a time that counts.
+fn price_counts(what: &str, offer: &Offer, max_age_s: u64) -> Result<(), Problem> {
+    match offer.price.out_of_date(now_ms() / 1000, max_age_s) {
+        None => Ok(()),
         Some(why) => {
             let why = format!("its price does not count: {why}");
             Err(Problem::invalid(what, why).next("say in providers.yaml when the prices held last (as-of), or how old they may be (max-age)"))

@@ -1,9 +1,9 @@
 //! Carries out what the rule has decided, and says so.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use perigee_model::Problem;
 use perigee_model::auto_mode::AutoMode;
 use perigee_model::money::Money;
 use perigee_model::rental::states::RentalState;
@@ -11,8 +11,7 @@ use perigee_model::rental::{RentHost, Rental};
 use perigee_model::renting::{
     RENT_JOBS_NAMED, RENTED_BY_RULE, RentAction, RentDecision, RentSettings, RentedFor,
 };
-use perigee_model::{HostId, Problem};
-use perigee_planner::rent::{Decision, GiveBack, Keep, Refusal, Rent};
+use perigee_planner::rent::{Decision, GiveBack, Keep, Rent};
 
 use super::Memory;
 use crate::clock::now_ms;
@@ -35,19 +34,27 @@ pub struct Carried {
     pub problem: Option<Problem>,
 }
 
+impl Carried {
+    /// A decision was not carried out.
+    fn failed(&mut self, said: &mut RentDecision, problem: Problem) {
+        said.done = false;
+        said.why = format!("{}; it is not done: {}", said.why, problem.why);
+        self.problem.get_or_insert(problem);
+    }
+}
+
 /// Whether a host is rented by it, or would be.
 pub fn is_rent(decision: &RentDecision) -> bool {
     decision.action == RentAction::Rent
 }
 
-/// # Errors
-/// If the store fails.
+/// Carries out all decisions. One that fails holds up none of the others.
 pub async fn out(
     cluster: &Arc<Cluster>,
     memory: &mut Memory,
     settings: RentSettings,
     decisions: Vec<Decision>,
-) -> Result<Carried, Problem> {
+) -> Carried {
     let by_host = cluster.rentals.by_rule();
     let mut carried = Carried::default();
     let (mut rented, mut back) = (0, 0);
@@ -63,22 +70,33 @@ pub async fn out(
             }
             Decision::GiveBack(GiveBack { host, why }) => {
                 let Some(rental) = by_host.get(&host) else { continue };
-                let said = of_rental(rental, RentAction::GiveBack, why.clone());
-                if memory.given_back.insert(rental.id.clone()) {
-                    give_back(cluster, rental, why).await?;
-                    back += 1;
-                    carried.new.push(said.clone());
+                let mut said = of_rental(rental, RentAction::GiveBack, why.clone());
+                if !memory.given_back.contains(&rental.id) {
+                    match give_back(cluster, rental, why).await {
+                        Ok(()) => {
+                            memory.given_back.insert(rental.id.clone());
+                            back += 1;
+                            carried.new.push(said.clone());
+                        }
+                        // The next look decides it again.
+                        Err(problem) => carried.failed(&mut said, problem),
+                    }
                 }
                 carried.decisions.push(said);
             }
             Decision::Keep(keep) => {
-                carried.decisions.extend(self::keep(cluster, &by_host, keep).await?)
+                let Some(rental) = by_host.get(&keep.host) else { continue };
+                let mut said = of_rental(rental, RentAction::Keep, keep.why.clone());
+                if let Err(problem) = self::keep(cluster, rental, &keep).await {
+                    carried.failed(&mut said, problem);
+                }
+                carried.decisions.push(said);
             }
         }
     }
     memory.given_back.retain(|id| by_host.values().any(|rental| rental.id == *id));
     carried.did = format!("rented {rented}, gave {back} back");
-    Ok(carried)
+    carried
 }
 
 /// Asks for the host, or says only that it would be asked for.
@@ -91,16 +109,14 @@ async fn carry_rent(
 ) -> RentDecision {
     let mut said = would_rent(&rent);
     if is_on {
-        match ask(cluster, &mut said).await {
-            Ok(()) => carried.new.push(said.clone()),
+        match ask(cluster, memory, &mut said).await {
+            Ok(()) => memory.failed.forget(&rent.offer),
             Err(problem) => {
-                said.why = format!("{}; it is not rented: {}", said.why, problem.why);
-                let failed = failed(&rent, memory);
-                memory.failed.push((now_ms(), failed));
-                carried.new.push(said.clone());
-                carried.problem.get_or_insert(problem);
+                memory.failed.note(&rent.offer, now_ms());
+                carried.failed(&mut said, problem);
             }
         }
+        carried.new.push(said.clone());
     } else if !was_advised(cluster, &said) {
         carried.new.push(said.clone());
     }
@@ -138,7 +154,16 @@ fn would_rent(rent: &Rent) -> RentDecision {
 }
 
 /// RECORDED HERE, before the provider is asked: from then on the host counts as room.
-async fn ask(cluster: &Arc<Cluster>, said: &mut RentDecision) -> Result<(), Problem> {
+async fn ask(
+    cluster: &Arc<Cluster>,
+    memory: &Memory,
+    said: &mut RentDecision,
+) -> Result<(), Problem> {
+    let offer = memory.market.find(&said.provider, &said.kind, &said.zone, said.spot).cloned();
+    let (Some(offer), Some(rented_for)) = (offer, said.rented_for.clone()) else {
+        let what = format!("can't rent a {}", said.kind);
+        return Err(Problem::not_found(what, "the provider offers no such kind there any more"));
+    };
     let id = request::new_id()?;
     let ask = RentHost {
         id: Some(id.clone()),
@@ -153,21 +178,10 @@ async fn ask(cluster: &Arc<Cluster>, said: &mut RentDecision) -> Result<(), Prob
         controller_url: None,
     };
     let by = RENTED_BY_RULE.to_owned();
-    request::rent_for(cluster, ask, by, said.rented_for.clone()).await?;
+    request::rent_for(cluster, ask, offer, by, rented_for).await?;
     tracing::info!(rental = %id, "the cluster rents a {} of {}: {}", said.kind, said.provider, said.why);
     (said.rental, said.done) = (Some(id), true);
     Ok(())
-}
-
-/// Such a request is made again only after a while.
-fn failed(rent: &Rent, memory: &Memory) -> Refusal {
-    let (kind, zone, spot) = (&rent.offer.kind, &rent.offer.zone, rent.offer.spot);
-    let same = memory
-        .failed
-        .iter()
-        .filter(|(_, one)| (&one.kind, &one.zone, one.spot) == (kind, zone, spot));
-    let times = u32::try_from(same.count()).unwrap_or(u32::MAX).saturating_add(1);
-    Refusal { kind: kind.clone(), zone: zone.clone(), spot, ago_s: 0.0, times }
 }
 
 /// Whether the last look has said the same.
@@ -215,12 +229,7 @@ async fn give_back(cluster: &Cluster, rental: &Rental, why: String) -> Result<()
 }
 
 /// Has more reserved for a host if what is reserved does not reach as far as its jobs need.
-async fn keep(
-    cluster: &Cluster,
-    by_host: &BTreeMap<HostId, Rental>,
-    keep: Keep,
-) -> Result<Option<RentDecision>, Problem> {
-    let Some(rental) = by_host.get(&keep.host) else { return Ok(None) };
+async fn keep(cluster: &Cluster, rental: &Rental, keep: &Keep) -> Result<(), Problem> {
     if keep.reserve > Money::ZERO {
         let needed = Duration::try_from_secs_f64(keep.reserved_s).unwrap_or_default();
         let needed_ms = u64::try_from(needed.as_millis()).unwrap_or(u64::MAX);
@@ -241,5 +250,5 @@ async fn keep(
             cluster.rentals.changed.notify_waiters();
         }
     }
-    Ok(Some(of_rental(rental, RentAction::Keep, keep.why)))
+    Ok(())
 }

@@ -1,7 +1,8 @@
-//! What the providers offer, asked for at most once a minute.
+//! What the providers offer, as they have said last (`rentals/offered.rs`).
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use perigee_model::SiteId;
@@ -10,14 +11,24 @@ use perigee_planner::rent::OFFERS_MOST;
 
 use crate::cluster::Cluster;
 use crate::planning::renting::{self, Kind, Sites};
-use crate::rentals::offers_of;
+use crate::rentals::offered::{late, offered};
 
 /// What one provider has said last.
 struct Said {
     at: Instant,
     /// `None` if it does not say what it offers: that is not known, and is not nothing.
-    offers: Option<Vec<Offer>>,
+    offers: Option<Arc<Vec<Offer>>>,
     problem: String,
+}
+
+impl Said {
+    fn of(answer: Result<Arc<Vec<Offer>>, String>) -> Self {
+        let (offers, problem) = match answer {
+            Ok(offers) => (Some(offers), String::new()),
+            Err(problem) => (None, problem),
+        };
+        Self { at: Instant::now(), offers, problem }
+    }
 }
 
 /// What all have said last.
@@ -25,29 +36,40 @@ struct Said {
 pub struct Market(BTreeMap<String, Said>);
 
 impl Market {
-    /// Asks those again that were not asked for a minute.
-    pub async fn ask(&mut self, cluster: &Cluster) {
-        let timing = &cluster.timing;
-        let is_old = |name: &str| {
-            self.0.get(name).is_none_or(|said| said.at.elapsed() >= timing.renter.offers)
-        };
-        let asked = cluster.settings.renting.providers.iter().filter(|one| is_old(one.name()));
-        let answers = asked.map(async |provider| {
-            let answer = offers_of(cluster, provider).await;
-            let (offers, problem) = match answer {
-                Ok(offers) => (Some(offers), String::new()),
-                Err(error) => (None, format!("{}: {}", error.kind, error.message)),
-            };
-            (provider.name().to_owned(), Said { at: Instant::now(), offers, problem })
-        });
-        let answers = join_all(answers).await;
-        self.0.extend(answers);
+    /// Hears what they offer now. What one has said before counts while its next answer is late, for as long as an answer may take.
+    pub async fn ask(&mut self, cluster: &Arc<Cluster>) {
+        let providers = &cluster.settings.renting.providers;
+        let answers = join_all(providers.iter().map(|provider| offered(cluster, provider))).await;
+        let counts = cluster.timing.renter.offers + cluster.timing.rentals.answer;
+        for (provider, answer) in providers.iter().zip(answers) {
+            self.note(provider.name(), answer, counts);
+        }
+    }
+
+    /// `None` is an answer that is late.
+    fn note(
+        &mut self,
+        provider: &str,
+        answer: Option<Result<Arc<Vec<Offer>>, String>>,
+        counts: Duration,
+    ) {
+        let before = self.0.get(provider);
+        if answer.is_none() && before.is_some_and(|said| said.at.elapsed() < counts) {
+            return;
+        }
+        self.0.insert(provider.to_owned(), Said::of(answer.unwrap_or_else(|| Err(late()))));
+    }
+
+    /// What was offered there, as the provider has said it.
+    pub fn find(&self, provider: &str, kind: &str, zone: &str, spot: bool) -> Option<&Offer> {
+        let offers = self.0.get(provider)?.offers.as_ref()?;
+        offers.iter().find(|one| one.kind == kind && one.zone == zone && one.spot == spot)
     }
 
     /// The offers with the provider's name: the cheapest for each CPU first, and those without a known price last.
     pub fn offers(&self) -> Vec<(String, Offer)> {
         let all = self.0.iter().flat_map(|(name, said)| {
-            said.offers.iter().flatten().map(|offer| (name.clone(), offer.clone()))
+            said.offers.iter().flat_map(|all| all.iter()).map(|offer| (name.clone(), offer.clone()))
         });
         let mut all: Vec<(String, Offer)> = all.collect();
         all.sort_by_cached_key(|(name, offer)| {
@@ -121,6 +143,23 @@ mod tests {
         let Rental { offer, .. } = crate::tests::rental("rent-1");
         let (kind, zone) = (kind.to_owned(), zone.to_owned());
         ("lab".to_owned(), Offer { kind, zone, kvm: Some(kvm), ..offer })
+    }
+
+    #[test]
+    fn what_was_offered_counts_while_the_next_answer_is_late_and_then_is_not_known() {
+        let mut market = Market::default();
+        market.note("lab", None, Duration::MAX);
+        assert!(market.offers().is_empty() && market.not_known()[0].contains("has not answered"));
+        let (_, small) = offer("m1", "a", true);
+        market.note("lab", Some(Ok(Arc::new(vec![small.clone()]))), Duration::MAX);
+        market.note("lab", None, Duration::MAX);
+        assert_eq!(
+            (market.find("lab", "m1", "a", false), market.not_known().len()),
+            (Some(&small), 0)
+        );
+        assert_eq!(market.find("lab", "m1", "b", false), None);
+        market.note("lab", None, Duration::ZERO);
+        assert!(market.offers().is_empty() && market.not_known().len() == 1);
     }
 
     #[test]

@@ -13,7 +13,9 @@
 //! anywhere rents nothing twice for one need: without the record nobody was asked, and with it the next look sees the host. What the rule has rented is
 //! kept and given back in each mode, so that nobody pays for a host because the mode was changed.
 
+mod arrivals;
 mod carry;
+mod failed;
 pub(super) mod learned;
 mod market;
 
@@ -24,9 +26,7 @@ use perigee_model::auto_mode::AutoMode;
 use perigee_model::limits::RENTED_MOST;
 use perigee_model::renting::{LearnedStart, RentSettings, Renting, SetRenting};
 use perigee_model::{JobId, Problem, RentalId};
-use perigee_planner::rent::{
-    Arrived, EXPECTED_S, JOBS_MOST, Job, Period, Refusal, Snapshot, decide,
-};
+use perigee_planner::rent::{JOBS_MOST, Period, Snapshot, decide};
 
 use super::money;
 use crate::clock::now_ms;
@@ -35,16 +35,16 @@ use crate::cluster::renter::{Basis, Look};
 use crate::cluster::tasks::Task;
 use crate::planning::renting;
 use crate::records::JobRecord;
+use arrivals::Arrivals;
+use failed::Failed;
 use market::Market;
 
 /// What the task remembers. All of it may be lost.
 #[derive(Default)]
 struct Memory {
     market: Market,
-    /// The jobs that arrived in the last half hour, each with the time of its submission.
-    arrived: BTreeMap<JobId, (u64, Job)>,
-    /// Requests that failed before they were recorded, by what was asked for.
-    failed: Vec<(u64, Refusal)>,
+    arrivals: Arrivals,
+    failed: Failed,
     /// The rentals that were given back.
     given_back: BTreeSet<RentalId>,
 }
@@ -95,7 +95,7 @@ async fn look(cluster: &Arc<Cluster>, memory: &mut Memory) -> Result<String, Pro
     let snapshot = renting::snapshot(cluster, &basis);
     let decided = decide(&snapshot);
     let nothing_because = why_nothing(cluster, settings, &snapshot, &decided.no_more_because);
-    let carried = carry::out(cluster, memory, settings, decided.decisions).await?;
+    let carried = carry::out(cluster, memory, settings, decided.decisions).await;
     let rents = carried.decisions.iter().any(carry::is_rent);
     let look = Look {
         at_ms: Some(now_ms()),
@@ -152,6 +152,7 @@ async fn gather(
     settings: RentSettings,
 ) -> (Basis, Vec<LearnedStart>, Vec<String>) {
     let rentals = cluster.rentals.all();
+    let age_ms = |ms: u64| cluster.clock.age_ms(ms);
     let offers = memory.market.offers();
     let kinds = market::kinds(cluster, &offers, &rentals);
     let records = wanted(cluster, memory);
@@ -163,31 +164,17 @@ async fn gather(
         let Some(predicted) = predicted.get(id) else { continue };
         let job = renting::job_of(cluster, record, predicted, settings, without_kvm);
         let Some(job) = job else { continue };
-        let arrived = (record.job.submitted_ms, job.clone());
-        memory.arrived.entry(id.clone()).or_insert(arrived);
+        memory.arrivals.note(record.job.submitted_ms, &job);
         jobs.insert(id.clone(), job);
     }
-    let age_ms = |ms: u64| cluster.clock.age_ms(ms);
-    memory.arrived.retain(|_, (at_ms, _)| age_ms(*at_ms) as f64 / 1e3 < EXPECTED_S);
-    let mut arrived: Vec<&(u64, Job)> = memory.arrived.values().collect();
-    arrived.sort_by_key(|(at_ms, _)| std::cmp::Reverse(*at_ms));
-    let arrived = arrived
-        .into_iter()
-        .take(JOBS_MOST)
-        .map(|(at_ms, job)| Arrived { ago_s: age_ms(*at_ms) as f64 / 1e3, job: job.clone() });
     let starts = learned::starts(&rentals, now_ms());
     let mut refusals = learned::refusals(&rentals, age_ms);
-    memory.failed.retain(|(at_ms, failed)| {
-        let failed = Refusal { ago_s: age_ms(*at_ms) as f64 / 1e3, ..failed.clone() };
-        let is_refused = failed.left_s() > 0.0;
-        refusals.extend(is_refused.then_some(failed));
-        is_refused
-    });
+    refusals.extend(memory.failed.refusals(age_ms));
     let mut not_known = memory.market.not_known();
     not_known.extend(unpredicted);
     let basis = Basis {
         jobs,
-        arrived: arrived.collect(),
+        arrived: memory.arrivals.all(age_ms),
         offers: market::as_seen(cluster, &offers, &kinds),
         starts: learned::by_kind(&starts),
         refusals,
@@ -215,10 +202,10 @@ fn wanted(cluster: &Cluster, memory: &Memory) -> Vec<Arc<JobRecord>> {
     let mut records: Vec<Arc<JobRecord>> =
         for_room.iter().take(JOBS_MOST).filter_map(|job| cluster.index.job(job)).collect();
     let known: BTreeSet<JobId> = records.iter().map(|record| record.job.id.clone()).collect();
+    let age_ms = |ms: u64| cluster.clock.age_ms(ms);
     let is_new = |record: &Arc<JobRecord>| {
         let job = &record.job;
-        let age_s = cluster.clock.age_ms(job.submitted_ms) as f64 / 1e3;
-        age_s < EXPECTED_S && !known.contains(&job.id) && !memory.arrived.contains_key(&job.id)
+        !known.contains(&job.id) && memory.arrivals.lacks(&job.id, job.submitted_ms, age_ms)
     };
     let new: Vec<Arc<JobRecord>> =
         cluster.unfinished_jobs().into_iter().filter(is_new).take(JOBS_MOST).collect();

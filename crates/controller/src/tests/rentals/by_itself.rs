@@ -6,6 +6,7 @@ use perigee_model::auto_mode::AutoMode;
 use perigee_model::budget::MoneyRules;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start};
+use perigee_model::rental::EndedBy;
 use perigee_model::renting::{
     RENTED_BY_RULE, RentAction, RentDecision, Renting as Shown, SetRenting,
 };
@@ -76,10 +77,14 @@ impl ByItself {
 
     /// The controller is killed, and started again.
     async fn restart(&mut self, budget: Money) {
+        self.restart_with(budget, TIMING).await;
+    }
+
+    async fn restart_with(&mut self, budget: Money, timing: Timing) {
         self.lab.supervisor.stop().await;
         let settings = settings(&self.double, budget);
         let dir = self.lab.dir.path();
-        let started = Supervisor::start_with(dir, TIMING, Traffic::Plain, settings, None);
+        let started = Supervisor::start_with(dir, timing, Traffic::Plain, settings, None);
         self.lab.supervisor = started.await.expect("it starts again");
         self.lab.cluster = Arc::clone(&self.lab.supervisor.cluster);
         self.double.inside().cluster = Arc::downgrade(&self.lab.cluster);
@@ -289,6 +294,61 @@ async fn a_person_ends_what_the_rule_has_rented_and_the_rule_rents_none_at_once(
     let place = |rental: &Rental| (rental.offer.zone.clone(), rental.offer.spot);
     let again = rented.all().iter().filter(|one| place(one) == place(&rental)).count();
     assert_eq!(again, 1, "the same was rented again at once: {:?}", rented.all());
+    rented.lab.supervisor.stop().await;
+}
+
+/// A host of the rule at which all jobs have ended.
+async fn idle() -> (ByItself, Rental, FakeHost) {
+    let rented = ByItself::up(BUDGET).await;
+    rented.set(AutoMode::On, 1).await;
+    let jobs = rented.submit(Some(100)).await;
+    let starting = |rental: &Rental| rental.state == RentalState::Starting;
+    let rental = rented.rental("a rented host that starts", starting).await;
+    let host = rented.joins(&rental).await;
+    rented.run_all(&host, &jobs).await;
+    (rented, rental, host)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_provider_that_hangs_holds_up_no_look_and_an_idle_host_is_given_back_meanwhile() {
+    let (mut rented, rental, host) = idle().await;
+    let patient = RentalTiming { answer: 10 * PATIENCE, ..TIMING.rentals };
+    rented.double.inside().hangs_offers = true;
+    rented.restart_with(BUDGET, Timing { rentals: patient, ..TIMING }).await;
+    let late = async || {
+        let not_known = rented.shown().not_known;
+        not_known.iter().any(|why| why.contains("has not answered for 3 s")).then_some(())
+    };
+    wait_for("that the offers are not known", late).await;
+    rented.looks(1).await;
+    rented.lab.cluster.clock.pretend_passed(Duration::from_secs(3600));
+    let back = rented.rental("it to be given back", is_given_back).await;
+    assert_eq!((back.id, back.ended_by), (rental.id, Some(EndedBy::Rule)));
+    drop(host);
+    rented.lab.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_full_when_a_host_is_to_be_given_back_keeps_the_host_only_until_there_is_room()
+ {
+    let (rented, rental, _host) = idle().await;
+    let other = rusqlite::Connection::open(rented.lab.dir.path().join("state.db")).expect("open");
+    other.busy_timeout(PATIENCE).expect("patience");
+    let full =
+        "CREATE TRIGGER full_1 BEFORE INSERT ON entries WHEN NEW.key LIKE 'intents/rentals/%'
+                BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END;";
+    other.execute_batch(full).expect("the disk fills up");
+    rented.lab.cluster.clock.pretend_passed(Duration::from_secs(3600));
+    let says = async || {
+        let all = rented.lab.cluster.tasks.all();
+        let task = all.into_iter().find(|task| task.name == "the renting of hosts")?;
+        task.problem.contains("full").then_some(())
+    };
+    wait_for("the problem", says).await;
+    assert_eq!(rented.lab.cluster.rentals.get(&rental.id).expect("it").ends_because, None);
+    other.execute_batch("DROP TRIGGER full_1").expect("there is room again");
+    let back = rented.rental("it to be given back", is_given_back).await;
+    assert_eq!(back.id, rental.id);
     rented.lab.supervisor.stop().await;
 }
 

@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 
 use perigee_model::budget::Spending;
 
+use perigee_model::renting::RentedFor;
+
 use super::*;
 use crate::cluster::ledger::book::{Line, What};
+use crate::records::{RentalIntent, rental_intent_key};
 
 /// What the ledger has for rented hosts.
 pub fn in_ledger(rented: &Rented) -> Spending {
@@ -134,6 +137,58 @@ async fn more_is_reserved_before_the_time_is_over_until_the_budget_does_not_allo
     rented.goes_down_with_instance(&host).await;
     rented.wait_for_state("rent-1", RentalState::Gone).await;
     never_over(&rented, BUDGET).await;
+    rented.supervisor.stop().await;
+}
+
+/// Rents one as the rule does, which reserves its money for so long.
+async fn rent_by_rule(rented: &Rented, reserve_s: u64) {
+    let rented_for = RentedFor {
+        jobs: Vec::new(),
+        jobs_count: 1,
+        saves: Money::from_micros(1),
+        costs: Money::ZERO,
+        reserve_s,
+        why: "as the test says".to_owned(),
+    };
+    let (offer, by) = (double::offer("m1", "a", false), "the rule".to_owned());
+    rentals::rent_for(&rented.cluster, ask("rent-1"), offer, by, rented_for)
+        .await
+        .expect("a rental");
+}
+
+#[tokio::test]
+async fn the_money_of_a_rented_host_covers_what_it_costs_until_its_lease_ends_it_without_a_controller()
+ {
+    let rented = Rented::up(TIMING).await;
+    rent_by_rule(&rented, 60).await;
+    let starting = rented.wait_for_state("rent-1", RentalState::Starting).await;
+    // If it never hears of its controller, its first boot ends it half an hour after its begin.
+    assert!(Some(starting.reserved) >= starting.cost(1800 + 300), "{starting:?}");
+    // Its host does not join in time, and until its instance has ended it costs money.
+    rented.cluster.clock.pretend_passed(Duration::from_secs(2100));
+    let needs = starting.cost(2100 + TIMING.rentals.lease.as_secs());
+    let is_paid = |one: &Rental| Some(one.reserved) >= needs;
+    rented.wait("rent-1", "the money of its lease", is_paid).await;
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn a_longer_stay_that_the_budget_does_not_allow_ends_no_host_whose_money_is_there() {
+    let mut rented = Rented::up(TIMING).await;
+    rented.restart_with_budget(Some(Money::from_micros(600_000))).await;
+    rent_by_rule(&rented, 60).await;
+    let starting = rented.wait_for_state("rent-1", RentalState::Starting).await;
+    let until_ms = starting.since_ms(RentalState::Asked).map(|first_ms| first_ms + 36_000_000);
+    let change = |intent: Option<RentalIntent>| RentalIntent {
+        reserve_until_ms: until_ms,
+        ..intent.unwrap_or_default()
+    };
+    let key = rental_intent_key(&id("rent-1"));
+    rented.cluster.records.update(&key, change).await.expect("a store");
+    rented.cluster.drive_rental(&id("rent-1"));
+    rented.has_looked().await;
+    let still = rented.get("rent-1");
+    assert_eq!((still.state, &still.ends_because), (RentalState::Starting, &None), "{still:?}");
     rented.supervisor.stop().await;
 }
 
