@@ -206,6 +206,29 @@ pub struct Rental {
     /// When the first job ran there; Unix time.
     #[serde(default)]
     pub first_job_ms: Option<u64>,
+    /// What its host has shown to be; `None` if it has not joined.
+    #[serde(default)]
+    pub found: Option<HostFound>,
+}
+
+/// What a rented host has shown to be, whatever its offer says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostFound {
+    /// Its CPUs.
+    pub cpus: u32,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Whether its VMs can use KVM.
+    pub kvm: bool,
+}
+
+impl HostFound {
+    /// An offer of the same kind, as its next host will be.
+    #[must_use]
+    pub fn correct(self, offer: &Offer) -> Offer {
+        let Self { cpus, memory_bytes, kvm } = self;
+        Offer { cpus, memory_bytes, kvm: Some(kvm), ..offer.clone() }
+    }
 }
 
 impl Rental {

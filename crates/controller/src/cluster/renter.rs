@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use perigee_model::money::Money;
-use perigee_model::rental::Offer;
+use perigee_model::rental::{HostFound, Offer};
 use perigee_model::renting::{
     LearnedStart, RENT_DECISIONS_MAX, RentDecision, RentSettings, Renting, SetRenting,
 };
@@ -74,6 +74,8 @@ pub struct Basis {
     pub offers: Vec<Offer>,
     pub starts: BTreeMap<String, Start>,
     pub refusals: Vec<Refusal>,
+    /// What hosts of a kind have shown to be.
+    pub found: BTreeMap<String, HostFound>,
     pub budget_left: Money,
     pub period: Option<Period>,
     pub rented_most: usize,

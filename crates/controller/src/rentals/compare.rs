@@ -256,6 +256,7 @@ async fn found(
         spent: None,
         rented_for: None,
         first_job_ms: None,
+        found: None,
     };
     Ok(RentalRecord { view, controller_url: None, secret: None })
 }

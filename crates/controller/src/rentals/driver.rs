@@ -86,6 +86,9 @@ async fn observe(
         if let Some((by, why)) = why_ends(cluster, view, intent) {
             view.end(by, why);
         }
+        if view.joined_ms.is_some() && view.found.is_none() {
+            view.found = facts::found(cluster, view);
+        }
         if view.state == RentalState::Joined && view.first_job_ms.is_none() {
             view.first_job_ms = facts::first_job_ms(cluster, view);
         }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use perigee_model::drain::DrainHost;
 use perigee_model::job::HostState;
 use perigee_model::rental::states::{Known, RentalState, RentedHost, Requested};
-use perigee_model::rental::{EndedBy, Rental};
+use perigee_model::rental::{EndedBy, HostFound, Rental};
+use perigee_model::vm::Accelerator;
 use perigee_model::{HostId, Problem};
 
 use crate::cluster::Cluster;
@@ -87,6 +88,13 @@ async fn is_empty(cluster: &Arc<Cluster>, host: &HostId) -> Option<bool> {
     cluster.hosts.drain(host)?;
     let look = drain::drain(cluster, host, String::new(), DrainHost { dry_run: true }).await;
     look.ok()?.left.map(|left| left.is_empty())
+}
+
+/// What the rental's host has shown to be; `None` if it has said nothing yet.
+pub fn found(cluster: &Cluster, rental: &Rental) -> Option<HostFound> {
+    let report = cluster.hosts.report(&rental.host)?;
+    let kvm = report.accelerator == Accelerator::Kvm;
+    Some(HostFound { cpus: report.cpus, memory_bytes: report.memory_bytes, kvm })
 }
 
 /// When the first job began that runs at the rental's host; Unix time.

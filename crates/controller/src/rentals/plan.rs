@@ -68,7 +68,9 @@ async fn offers(cluster: &Arc<Cluster>) -> (Vec<OfferFacts>, Vec<NotConsidered>)
     };
     let asked = providers.iter().map(|provider| offered(cluster, provider));
     let (mut all, mut without) = (Vec::new(), Vec::new());
-    let starts = learned::by_kind(&learned::starts(&cluster.rentals.all(), now_ms()));
+    let rentals = cluster.rentals.all();
+    let starts = learned::by_kind(&learned::starts(&rentals, now_ms()));
+    let found = learned::found(&rentals);
     let sites = Sites::of(cluster);
     for (provider, said) in providers.iter().zip(join_all(asked).await) {
         match said.unwrap_or_else(|| Err(late())) {
@@ -79,6 +81,8 @@ async fn offers(cluster: &Arc<Cluster>) -> (Vec<OfferFacts>, Vec<NotConsidered>)
                 let of =
                     Of { provider: name, starts: &starts, refused, price_age_max_s, budget_left };
                 for offer in offers.iter() {
+                    let found = found.get(&kind_key(name, &offer.kind));
+                    let offer = found.map_or_else(|| offer.clone(), |found| found.correct(offer));
                     if let Some(site) = sites.at(name, &offer.zone) {
                         all.push(of.facts(cluster, offer, site));
                     }
@@ -106,9 +110,9 @@ struct Of<'a> {
 
 impl Of<'_> {
     /// `site`: where the host would be.
-    fn facts(&self, cluster: &Cluster, offer: &Offer, site: SiteId) -> OfferFacts {
+    fn facts(&self, cluster: &Cluster, offer: Offer, site: SiteId) -> OfferFacts {
         let too_old = offer.price.out_of_date(now_ms() / 1000, self.price_age_max_s);
-        let refused = refusal_of(cluster, &self.refused, offer).map(|one| {
+        let refused = refusal_of(cluster, &self.refused, &offer).map(|one| {
             let ago = format_seconds(seconds(cluster.clock.age_ms(one.at_ms)));
             format!("refused {ago} ago: {}", one.why)
         });
@@ -121,7 +125,7 @@ impl Of<'_> {
             start: self.starts.get(&kind_key(self.provider, &offer.kind)).copied(),
             refused,
             budget_left: self.budget_left,
-            offer: offer.clone(),
+            offer,
         }
     }
 }

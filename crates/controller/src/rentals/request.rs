@@ -155,6 +155,7 @@ async fn record(
         spent: None,
         rented_for,
         first_job_ms: None,
+        found: None,
     };
     view.predicted = money::predicted(&view);
     // What can't be paid is refused at once; the driver reserves.

@@ -151,6 +151,7 @@ pub fn rental(name: &str) -> Rental {
         spent: None,
         rented_for: None,
         first_job_ms: None,
+        found: None,
     }
 }
 

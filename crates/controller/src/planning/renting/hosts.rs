@@ -8,6 +8,7 @@ use perigee_model::plan::Estimate;
 use perigee_model::rental::Rental;
 use perigee_model::rental::states::RentalState;
 use perigee_model::vm::Accelerator;
+use perigee_planner::queue::Demand;
 use perigee_planner::rent::{Host, Rented, Running, UNKNOWN_START};
 
 use super::{STARTS_S, with_disk};
@@ -33,13 +34,18 @@ pub fn all(cluster: &Cluster, basis: &Basis) -> Vec<Host> {
     for link in cluster.hosts.able() {
         let Some(report) = cluster.hosts.report(&link.id) else { continue };
         let rental = rentals.get(&link.id);
-        if cluster.hosts.drain(&link.id).is_some() || rental.is_some_and(is_leaving) {
+        let of_rule = rental.filter(|rental| rental.rented_for.is_some());
+        let is_drained = cluster.hosts.drain(&link.id).is_some();
+        if rental.is_some_and(is_leaving) || is_drained && of_rule.is_none() {
             continue;
         }
         let mut room = capacity(&report);
         room.take(used.get(&link.id).map(|used| used.persistent).unwrap_or_default());
+        if is_drained {
+            // It costs money until it is given back, and has no room.
+            room = Demand::default();
+        }
         let there = running.remove(&link.id).unwrap_or_default();
-        let of_rule = rental.filter(|rental| rental.rented_for.is_some());
         hosts.push(Host {
             host: link.id.clone(),
             cpus: room.cpus,
@@ -51,7 +57,8 @@ pub fn all(cluster: &Cluster, basis: &Basis) -> Vec<Host> {
         });
     }
     for rental in rentals.values().filter(|rental| !is_leaving(rental)) {
-        if !hosts.iter().any(|host| host.host == rental.host) {
+        let is_drained = cluster.hosts.drain(&rental.host).is_some();
+        if !is_drained && !hosts.iter().any(|host| host.host == rental.host) {
             hosts.push(starting(cluster, basis, rental));
         }
     }
@@ -66,15 +73,18 @@ fn is_leaving(rental: &Rental) -> bool {
 
 /// A host that was asked for, or that has joined and does not answer: it counts as room, so that nothing is rented twice.
 fn starting(cluster: &Cluster, basis: &Basis, rental: &Rental) -> Host {
-    let room = capacity_of(rental.offer.cpus, rental.offer.memory_bytes);
-    let start = basis.starts.get(&kind_key(&rental.provider, &rental.offer.kind));
+    let kind = kind_key(&rental.provider, &rental.offer.kind);
+    let found = basis.found.get(&kind);
+    let offer = found.map_or_else(|| rental.offer.clone(), |found| found.correct(&rental.offer));
+    let room = capacity_of(offer.cpus, offer.memory_bytes);
+    let start = basis.starts.get(&kind);
     let expected_s = start.map_or(UNKNOWN_START.expected_s, |start| start.expected_s);
     let of_rule = rental.rented_for.is_some();
     Host {
         host: rental.host.clone(),
         cpus: room.cpus,
         memory_bytes: room.memory_bytes,
-        kvm: rental.offer.kvm == Some(true),
+        kvm: offer.kvm == Some(true),
         ready_in_s: (expected_s - asked_s(cluster, rental)).max(STARTS_S),
         running: Vec::new(),
         rented: of_rule.then(|| Rented { idle_s: None, ..rented(cluster, rental, false) }),

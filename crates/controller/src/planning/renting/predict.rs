@@ -170,6 +170,7 @@ impl Ways {
         for kind in kinds {
             let key = kind.key();
             (&key, &kind.site, kind.offer.cpus, kind.offer.memory_bytes).hash(&mut from);
+            kind.offer.kvm.hash(&mut from);
             let like = like(&rentals, &own, kind);
             with_kinds.push((key, with_one(&own, kind, like, &mut assumed)));
         }

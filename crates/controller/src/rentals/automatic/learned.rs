@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use perigee_model::rental::states::RentalState;
-use perigee_model::rental::{EndedBy, Rental};
+use perigee_model::rental::{EndedBy, HostFound, Rental};
 use perigee_model::renting::LearnedStart;
-use perigee_planner::rent::{Refusal, Start};
+use perigee_model::units::format_seconds;
+use perigee_planner::rent::{REFUSED_S, Refusal, Start, refused_for_s};
 
 use crate::cluster::renter::kind_key;
 
@@ -92,7 +93,49 @@ fn is_taken_away(rental: &Rental) -> bool {
     rental.rented_for.is_some() && rental.ended_by == Some(EndedBy::Person)
 }
 
-/// Where requests have failed since the last start there: they were refused, or no host has joined.
+/// Of each kind what its newest host has shown to be, by the name that the planner has of the kind.
+pub fn found(rentals: &[Rental]) -> BTreeMap<String, HostFound> {
+    let mut all: Vec<&Rental> = rentals.iter().collect();
+    all.sort_by_key(|rental| rental.begun_ms());
+    // The newest one is the last.
+    let found = all
+        .into_iter()
+        .filter_map(|rental| Some((kind_key(&rental.provider, &rental.offer.kind), rental.found?)));
+    found.collect()
+}
+
+/// How a rental has gone; `None` if that is not known yet.
+fn went_well(rental: &Rental) -> Option<bool> {
+    let has_joined = rental.since_ms(RentalState::Joined).is_some();
+    let ends = rental.ends_because.is_some() || rental.refused.is_some() || rental.state.is_over();
+    if !ends {
+        return has_joined.then_some(true);
+    }
+    use EndedBy::{Money, NotOwned, Person, Time};
+    let is_by_us = matches!(rental.ended_by, Some(Person | Time | Money | NotOwned));
+    if is_by_us && rental.rented_for.is_none() && !has_joined {
+        return None;
+    }
+    // One for which no job was there in the end would be rented again for the same jobs.
+    let is_useless = rental.rented_for.is_some() && rental.first_job_ms.is_none();
+    Some(has_joined && !is_useless && !is_taken_away(rental))
+}
+
+/// By the time that was seen to pass, which no clock that is set changes.
+fn newest_first(rentals: &mut [&Rental], age_ms: impl Fn(u64) -> u64) {
+    rentals.sort_by_key(|rental| {
+        let begun_ms = rental.begun_ms();
+        (age_ms(begun_ms), std::cmp::Reverse(begun_ms))
+    });
+}
+
+/// When it failed; Unix time.
+fn failed_ms(rental: &Rental) -> u64 {
+    let refused_ms = rental.refused.as_ref().map(|refused| refused.at_ms);
+    refused_ms.or_else(|| rental.steps.last().map(|step| step.at_ms)).unwrap_or(0)
+}
+
+/// Where requests have failed since the last good start there: they were refused, no host has joined, or no job has run there.
 pub fn refusals(rentals: &[Rental], age_ms: impl Fn(u64) -> u64) -> Vec<Refusal> {
     let mut places: BTreeMap<(String, &str, bool), Vec<&Rental>> = BTreeMap::new();
     for rental in rentals {
@@ -101,27 +144,42 @@ pub fn refusals(rentals: &[Rental], age_ms: impl Fn(u64) -> u64) -> Vec<Refusal>
         places.entry((kind, offer.zone.as_str(), offer.spot)).or_default().push(rental);
     }
     let refused = |((kind, zone, spot), mut all): ((String, &str, bool), Vec<&Rental>)| {
-        all.sort_by_key(|rental| std::cmp::Reverse(rental.begun_ms()));
-        let ends = |rental: &&&Rental| {
-            rental.ends_because.is_some() || rental.refused.is_some() || rental.state.is_over()
-        };
-        let is_good = |rental: &&Rental| {
-            rental.since_ms(RentalState::Joined).is_some() && !is_taken_away(rental)
-        };
-        let since: Vec<&&Rental> =
-            all.iter().filter(ends).take_while(|rental| !is_good(rental)).collect();
-        let last = since.first()?;
-        let at_ms = last.refused.as_ref().map(|refused| refused.at_ms);
-        let at_ms = at_ms.or_else(|| last.steps.last().map(|step| step.at_ms)).unwrap_or(0);
+        newest_first(&mut all, &age_ms);
+        let known = all.iter().filter_map(|rental| Some((rental, went_well(rental)?)));
+        let failed: Vec<&&Rental> =
+            known.take_while(|(_, went_well)| !went_well).map(|(rental, _)| rental).collect();
         Some(Refusal {
             kind,
             zone: zone.to_owned(),
             spot,
-            ago_s: age_ms(at_ms) as f64 / 1e3,
-            times: u32::try_from(since.len()).unwrap_or(u32::MAX),
+            ago_s: age_ms(failed_ms(failed.first()?)) as f64 / 1e3,
+            times: u32::try_from(failed.len()).unwrap_or(u32::MAX),
         })
     };
     places.into_iter().filter_map(refused).collect()
+}
+
+/// The providers that do not let the account ask for anything, each with what is said of that: nothing else is asked of them for a while, twice as long
+/// after each further time.
+pub fn not_allowed(rentals: &[Rental], age_ms: impl Fn(u64) -> u64) -> BTreeMap<String, String> {
+    let mut providers: BTreeMap<&str, Vec<&Rental>> = BTreeMap::new();
+    for rental in rentals.iter().filter(|rental| went_well(rental).is_some()) {
+        providers.entry(&rental.provider).or_default().push(rental);
+    }
+    let barred = |(provider, mut all): (&str, Vec<&Rental>)| {
+        newest_first(&mut all, &age_ms);
+        let no = all.iter().take_while(|rental| rental.ended_by == Some(EndedBy::NotAllowed));
+        let mut ages_s: Vec<f64> =
+            no.map(|rental| age_ms(failed_ms(rental)) as f64 / 1e3).collect();
+        // Several that were asked for together are one.
+        ages_s.dedup_by(|older, newer| *older - *newer < REFUSED_S);
+        let left_s =
+            refused_for_s(u32::try_from(ages_s.len()).unwrap_or(u32::MAX)) - ages_s.first()?;
+        let why = all.first()?.ends_because.clone().unwrap_or_default();
+        let says = format!("{why}: it is asked for a host again in {}", format_seconds(left_s));
+        (left_s > 0.0).then(|| (provider.to_owned(), says))
+    };
+    providers.into_iter().filter_map(barred).collect()
 }
 
 #[cfg(test)]
@@ -219,11 +277,50 @@ mod tests {
         let times = |all: &[Rental]| refusals(all, ago).first().map(|one| one.times);
         assert_eq!(times(&[started(1, 0, 10)]), None);
         assert_eq!(times(&[fails(1, 0), fails(2, 5)]), Some(2));
-        let old = gone(2, 5, EndedBy::Rule);
+        assert_eq!(
+            times(&[fails(1, 0), started(2, 5, 10)]),
+            None,
+            "one has joined since, and stays"
+        );
+        assert_eq!(times(&[gone(1, 0, EndedBy::Rule)]), Some(1), "no job has run there");
+        let old = Rental { first_job_ms: Some(6), ..gone(2, 5, EndedBy::Rule) };
         assert_eq!(times(&[fails(1, 0), old.clone()]), None, "it has started since");
         assert_eq!(times(&[fails(1, 0), old, fails(3, 9)]), Some(1));
         assert_eq!(times(&[gone(1, 0, EndedBy::Person)]), Some(1), "a person wants none");
         let last = refusals(&[fails(1, 0), fails(2, 5)], ago);
         assert_eq!((last[0].kind.as_str(), last[0].ago_s), ("lab/m1", 9995.0));
+    }
+
+    #[test]
+    fn a_provider_that_lets_the_account_ask_for_nothing_is_asked_for_no_other_kind_for_a_while() {
+        let no = |number: u64, at_s: u64| {
+            let mut no = rental(number, &[(RentalState::Wanted, at_s), (RentalState::Gone, at_s)]);
+            no.end(EndedBy::NotAllowed, "not allowed: a person has to act");
+            no
+        };
+        let at = |now_s: u64, all: &[Rental]| {
+            let barred = not_allowed(all, |at_ms| now_s * SECOND - at_ms);
+            barred.get("lab").cloned()
+        };
+        let twice = [no(1, 0), no(2, 1)];
+        let says = at(200, &twice).expect("it was so 199 s ago");
+        assert!(says.contains("a person has to act") && says.contains("again in"), "{says}");
+        assert_eq!(at(302, &twice), None, "both were asked for together");
+        let again = [no(1, 0), no(2, 1), no(3, 310)];
+        assert!(at(800, &again).is_some() && at(911, &again).is_none(), "twice as long");
+        let good = [no(1, 0), Rental { first_job_ms: Some(7), ..started(2, 5, 10) }];
+        assert_eq!(at(20, &good), None);
+    }
+
+    #[test]
+    fn a_kind_is_as_its_newest_host_has_shown_to_be() {
+        let shown = |number: u64, at_s: u64, cpus: u32| {
+            let found = Some(HostFound { cpus, memory_bytes: 5, kvm: false });
+            Rental { found, ..started(number, at_s, 10) }
+        };
+        let all = [shown(1, 50, 3), shown(2, 0, 4), started(3, 90, 10)];
+        let found = found(&all);
+        let offer = found["lab/m1"].correct(&all[0].offer);
+        assert_eq!((offer.cpus, offer.memory_bytes, offer.kvm), (3, 5, Some(false)));
     }
 }

@@ -99,7 +99,7 @@ fn kinds_at(sites: &Sites, offers: &[(String, Offer)], rented: &[Rental]) -> Vec
     let there = rented.iter().filter(|rental| !rental.state.is_over());
     let there = there.map(|rental| Kind {
         provider: rental.provider.clone(),
-        offer: rental.offer.clone(),
+        offer: rental.found.map_or_else(|| rental.offer.clone(), |it| it.correct(&rental.offer)),
         site: rental.site.clone(),
     });
     let has_kvm = |(_, offer): &&(String, Offer)| offer.kvm == Some(true);

@@ -31,7 +31,7 @@ use perigee_planner::rent::{JOBS_MOST, Period, Snapshot, decide};
 use super::money;
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
-use crate::cluster::renter::{Basis, Look};
+use crate::cluster::renter::{Basis, Look, kind_key};
 use crate::cluster::tasks::Task;
 use crate::planning::renting;
 use crate::records::JobRecord;
@@ -153,7 +153,15 @@ async fn gather(
 ) -> (Basis, Vec<LearnedStart>, Vec<String>) {
     let rentals = cluster.rentals.all();
     let age_ms = |ms: u64| cluster.clock.age_ms(ms);
-    let offers = memory.market.offers();
+    let barred = learned::not_allowed(&rentals, age_ms);
+    let found = learned::found(&rentals);
+    let mut offers = memory.market.offers();
+    offers.retain(|(provider, _)| !barred.contains_key(provider));
+    for (provider, offer) in &mut offers {
+        if let Some(found) = found.get(&kind_key(provider, &offer.kind)) {
+            *offer = found.correct(offer);
+        }
+    }
     let kinds = market::kinds(cluster, &offers, &rentals);
     let records = wanted(cluster, memory);
     let (predicted, unpredicted) = renting::predict(cluster, &records, &kinds).await;
@@ -171,6 +179,8 @@ async fn gather(
     let mut refusals = learned::refusals(&rentals, age_ms);
     refusals.extend(memory.failed.refusals(age_ms));
     let mut not_known = memory.market.not_known();
+    not_known
+        .extend(barred.into_iter().map(|(provider, why)| format!("provider {provider}: {why}")));
     not_known.extend(unpredicted);
     let basis = Basis {
         jobs,
@@ -178,6 +188,7 @@ async fn gather(
         offers: market::as_seen(cluster, &offers, &kinds),
         starts: learned::by_kind(&starts),
         refusals,
+        found,
         budget_left: money::left(cluster).unwrap_or_default(),
         period: money::period_left_s(cluster).map(|left_s| Period { left_s }),
         rented_most: rented_most(cluster, settings),

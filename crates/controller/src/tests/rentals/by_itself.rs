@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use perigee_model::auto_mode::AutoMode;
 use perigee_model::budget::MoneyRules;
+use perigee_model::drain::DrainHost;
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, JobSpec, JobState, Start};
 use perigee_model::rental::EndedBy;
@@ -11,6 +12,7 @@ use perigee_model::renting::{
     RENTED_BY_RULE, RentAction, RentDecision, Renting as Shown, SetRenting,
 };
 use perigee_model::{JobId, VmId};
+use perigee_planner::rent::Refusal;
 
 use super::super::queue::unreachable;
 use super::super::{Lab, finish, spec};
@@ -352,6 +354,23 @@ async fn a_store_that_is_full_when_a_host_is_to_be_given_back_keeps_the_host_onl
     rented.lab.supervisor.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rented_host_that_a_person_drains_is_no_room_and_is_given_back() {
+    let (rented, rental, host) = idle().await;
+    let drain = DrainHost { dry_run: false };
+    let by = "ann".to_owned();
+    crate::drain::drain(&rented.lab.cluster, &host.id, by, drain).await.expect("it is drained");
+    rented.looks(2).await;
+    let basis = rented.lab.cluster.renter.basis();
+    let snapshot = crate::planning::renting::snapshot(&rented.lab.cluster, &basis);
+    let there = snapshot.hosts.iter().find(|one| one.host == host.id).expect("it costs money");
+    assert_eq!((there.cpus, there.ready_in_s), (0, 0.0), "{there:?}");
+    rented.lab.cluster.clock.pretend_passed(Duration::from_secs(3600));
+    let back = rented.rental("it to be given back", is_given_back).await;
+    assert_eq!(back.id, rental.id);
+    rented.lab.supervisor.stop().await;
+}
+
 /// The rule knew nothing of that, and kept the host for jobs that never came.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rented_host_that_can_start_none_of_the_waiting_jobs_is_not_kept_for_them() {
@@ -373,6 +392,35 @@ async fn a_rented_host_that_can_start_none_of_the_waiting_jobs_is_not_kept_for_t
     rented.lab.cluster.clock.pretend_passed(Duration::from_secs(3600));
     let back = rented.rental("it to be given back", is_given_back).await;
     assert_eq!((back.id, back.first_job_ms), (rental.id, None));
+    rented.lab.supervisor.stop().await;
+}
+
+/// The jobs end elsewhere before the host comes, and then the same jobs wait again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_at_which_no_job_has_run_is_not_rented_again_at_once() {
+    let rented = ByItself::up(BUDGET).await;
+    rented.set(AutoMode::On, 1).await;
+    let jobs = rented.submit(Some(100)).await;
+    let starting = |rental: &Rental| rental.state == RentalState::Starting;
+    let rental = rented.rental("a rented host that starts", starting).await;
+    for job in &jobs {
+        crate::jobs::intend(&rented.lab.cluster, job, |intent| intent.cancel = true)
+            .await
+            .expect("it is cancelled");
+    }
+    rented.joins(&rental).await;
+    let joined = |one: &Rental| one.id == rental.id && one.state == RentalState::Joined;
+    let joined = rented.rental("it to join", joined).await;
+    assert!(joined.found.is_some_and(|found| found.cpus > 0), "{joined:?}");
+    rented.lab.cluster.clock.pretend_passed(Duration::from_secs(3600));
+    rented.rental("it to be given back", is_given_back).await;
+    let refused = async || {
+        let basis = rented.lab.cluster.renter.basis();
+        let there = |one: &Refusal| one.kind == "lab/m1" && one.zone == rental.offer.zone;
+        basis.refusals.iter().find(|one| there(one)).cloned()
+    };
+    let refused = wait_for("that to be remembered", refused).await;
+    assert_eq!(refused.times, 1, "{refused:?}");
     rented.lab.supervisor.stop().await;
 }
 
