@@ -187,7 +187,7 @@ pub fn snapshot(cluster: &Cluster, basis: &Basis) -> Snapshot {
 
 /// Where the rule lets waiting jobs start. Nothing is asked, and all of it is in memory.
 pub fn rented(cluster: &Cluster) -> Rented {
-    let of_rule: BTreeMap<HostId, Rental> = cluster.rentals.by_rule();
+    let of_rule = cluster.rentals.hosts_by_rule();
     if of_rule.is_empty() {
         return Rented::default();
     }
@@ -196,16 +196,16 @@ pub fn rented(cluster: &Cluster) -> Rented {
     let ready: BTreeMap<&HostId, f64> =
         snapshot.hosts.iter().map(|host| (&host.host, host.ready_in_s)).collect();
     let goes = |planned: rent::Planned| {
-        let host = planned.host?;
-        let rental = of_rule.get(&host)?;
+        let host = planned.host.filter(|host| of_rule.contains(host))?;
         let is_starting = ready.get(&host).is_some_and(|ready_in_s| *ready_in_s > 0.0);
         // A host that does not come is not waited for.
-        let is_late = is_starting && hosts::is_late(cluster, &basis, rental);
+        let is_late = is_starting
+            && cluster.rentals.of_host(&host).is_none_or(|it| hosts::is_late(cluster, &basis, &it));
         let start_s = planned.start_s;
         (!is_late).then_some((planned.job, Goes { host, start_s, is_starting }))
     };
     let goes = rent::planned(&snapshot).into_iter().filter_map(goes).collect();
-    Rented { hosts: of_rule.into_keys().collect(), goes }
+    Rented { hosts: of_rule, goes }
 }
 
 /// Whether jobs run without KVM at own hosts, so that they may at rented ones.
