@@ -356,6 +356,16 @@ pub struct Instance {
     pub started_unix_s: Option<u64>,
 }
 
+/// An instance in a list of a provider's program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedInstance {
+    /// What its tag [`CLUSTER_TAG`] says.
+    pub cluster: String,
+    /// The instance.
+    #[serde(flatten)]
+    pub instance: Instance,
+}
+
 /// [`Instance::kind`] where the provider does not say it.
 pub const KIND_UNKNOWN: &str = "unknown";
 
