@@ -359,6 +359,14 @@ impl Cluster {
         self.index.unfinished_migrations()
     }
 
+    /// The site of a host, also of a rented one that is gone; `None`: nobody knows it any more.
+    pub fn site_of(&self, host: &HostId) -> Option<SiteId> {
+        match self.hosts.get(host) {
+            Ok(found) => Some(found.addresses.site.clone()),
+            Err(_) => self.rentals.of_host(host).map(|rental| rental.site),
+        }
+    }
+
     /// Takes a job's record as its only owner. Each save also updates the index.
     pub async fn own_job(
         self: &Arc<Self>,
