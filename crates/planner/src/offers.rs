@@ -20,8 +20,8 @@ use perigee_model::units::{format_bytes, format_seconds};
 use perigee_model::vm::Accelerator;
 use perigee_model::{HostId, SiteId};
 
-use crate::facts::{CpuLoad, HostFacts, MoneyFacts, Snapshot};
-use crate::options::{way_name, why_over};
+use crate::facts::{Cluster, CpuLoad, HostFacts, MoneyFacts, Snapshot};
+use crate::options::{Trade, best_trades, way_name, why_over};
 use crate::refused::Refused;
 use crate::rent::{Start, UNKNOWN_START};
 
@@ -276,9 +276,6 @@ fn rent_option(
     })
 }
 
-/// Seconds until the end, and money; `None` if one of them is not known.
-type Trade = Option<(f64, Money)>;
-
 /// Marks the best trades of all ways, at hosts that are there and at rented ones, with the wait before each; says how the rented ones differ
 /// from the chosen one, and drops those that nobody would choose.
 pub fn weigh(plan: &mut JobPlan) {
@@ -313,21 +310,11 @@ pub fn weigh(plan: &mut JobPlan) {
             rent.reason = format!("{}; {}", rent.reason, differs(trade, chosen, *than));
         }
     }
-    let is_best: Vec<bool> = (0..trades.len()).map(|at| is_best_trade(&trades, at)).collect();
+    let is_best = best_trades(&trades);
     let own = plan.plan.options.iter_mut().filter_map(|option| option.cost.as_mut());
     let costs = own.chain(plan.rented.iter_mut().map(|rent| &mut rent.cost));
     costs.zip(is_best).for_each(|(cost, is_best)| cost.is_best_trade = is_best);
     keep_few(&mut plan.rented);
-}
-
-/// Whether nothing is both as soon and as cheap, and better in one of the two.
-fn is_best_trade(all: &[Trade], at: usize) -> bool {
-    let Some(own) = all[at] else { return false };
-    !all.iter().enumerate().any(|(other_at, other)| {
-        other.is_some_and(|other| {
-            other.0 <= own.0 && other.1 <= own.1 && (other != own || other_at < at)
-        })
-    })
 }
 
 fn differs(trade: (f64, Money), chosen: &PlanOption, than: (f64, Money)) -> String {
