@@ -166,14 +166,8 @@ pub fn snapshot(cluster: &Cluster, basis: &Basis) -> Snapshot {
     let jobs = for_room.iter().filter(|job| waits.contains(job));
     Snapshot {
         jobs: jobs.filter_map(|job| basis.jobs.get(job).cloned()).collect(),
-        arrived: basis.arrived.clone(),
         hosts: hosts::all(cluster, basis),
-        offers: basis.offers.clone(),
-        starts: basis.starts.clone(),
-        refusals: basis.refusals.clone(),
-        budget_left: basis.budget_left,
-        period: basis.period,
-        rented_most: basis.rented_most,
+        ..basis.rest.clone()
     }
 }
 

@@ -67,7 +67,7 @@ fn is_leaving(rental: &Rental) -> bool {
 /// A host that was asked for, or that has joined and does not answer: it counts as room, so that nothing is rented twice.
 fn starting(cluster: &Cluster, basis: &Basis, rental: &Rental) -> Host {
     let room = capacity_of(rental.offer.cpus, rental.offer.memory_bytes);
-    let start = basis.starts.get(&kind_key(&rental.provider, &rental.offer.kind));
+    let start = basis.rest.starts.get(&kind_key(&rental.provider, &rental.offer.kind));
     let expected_s = start.map_or(UNKNOWN_START.expected_s, |start| start.expected_s);
     let of_rule = rental.rented_for.is_some();
     Host {
@@ -89,7 +89,7 @@ fn asked_s(cluster: &Cluster, rental: &Rental) -> f64 {
 
 /// Whether a host that is starting should have come in 9 of 10 cases.
 pub fn is_late(cluster: &Cluster, basis: &Basis, rental: &Rental) -> bool {
-    let start = basis.starts.get(&kind_key(&rental.provider, &rental.offer.kind));
+    let start = basis.rest.starts.get(&kind_key(&rental.provider, &rental.offer.kind));
     asked_s(cluster, rental) > start.map_or(UNKNOWN_START.high_s, |start| start.high_s)
 }
 
