@@ -59,6 +59,8 @@ use hosts::Ways;
 pub use hosts::{HostEntry, HostLink, Hosts};
 pub use index::groups::groups_of;
 pub use index::holds::{Alone, Detachment, Hold};
+#[cfg(test)]
+pub(crate) use index::tests::moved;
 pub use index::{Grant, Index, Lent, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};
 use ledger::Ledger;

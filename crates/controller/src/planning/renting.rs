@@ -22,7 +22,8 @@ use crate::cluster::renter::{Basis, Predicted, kind_key};
 use crate::cluster::{Cluster, capacity_of, demand_of};
 use crate::records::{JobRecord, Kind as RecordKind};
 
-pub use predict::predict;
+pub use hosts::place_of;
+pub use predict::{forget_money, key_of, predict, read_facts};
 
 /// A host that is starting is expected in so many seconds at least.
 const STARTS_S: f64 = 10.0;

@@ -115,7 +115,7 @@ fn rented(cluster: &Cluster, rental: &Rental, is_idle: bool) -> Rented {
 }
 
 /// Where a job's VM is, or starts.
-fn place_of(cluster: &Cluster, record: &JobRecord) -> Option<HostId> {
+pub fn place_of(cluster: &Cluster, record: &JobRecord) -> Option<HostId> {
     let granted = || Some(cluster.index.grant_of(&record.job.id)?.host.clone());
     cluster.index.host_of(record).or_else(granted)
 }

@@ -16,7 +16,7 @@ use perigee_model::{HostId, JobId, Problem, SiteId};
 use perigee_planner::offers::idle_host;
 use perigee_planner::rent::Run;
 use perigee_planner::{
-    Cluster as Facts, HostFacts, LinkFacts, LinkForMoves, MoneyFacts, Prepared, Snapshot,
+    Cluster as Facts, HostFacts, JobFacts, LinkFacts, LinkForMoves, MoneyFacts, Prepared, Snapshot,
 };
 use tokio::task::JoinSet;
 
@@ -101,7 +101,7 @@ pub async fn predict(
 }
 
 /// The facts about each job, by what it is alike.
-async fn read_facts(
+pub async fn read_facts(
     cluster: &Arc<Cluster>,
     jobs: &[(String, Arc<JobRecord>)],
 ) -> Vec<(String, Result<Prepared, Problem>)> {
@@ -127,7 +127,7 @@ async fn prepared(cluster: &Cluster, record: &JobRecord) -> Result<Prepared, Pro
 }
 
 /// The same for jobs that take the same: those of one tenant that differ in their names and in what they may cost.
-fn key_of(spec: &JobSpec) -> String {
+pub fn key_of(spec: &JobSpec) -> String {
     let mut value = serde_json::to_value(spec).unwrap_or_default();
     if let Some(fields) = value.as_object_mut() {
         for field in ["name", "owner", "priority", "money"] {
@@ -135,6 +135,11 @@ fn key_of(spec: &JobSpec) -> String {
         }
     }
     digest(&serde_json::json!([tenant_of(&spec.name), value]))
+}
+
+/// What the job may cost matters to no prediction here: jobs that take the same may differ in it ([`key_of`]).
+pub fn forget_money(job: &mut JobFacts) {
+    job.money = MoneyFacts { timeout_s: job.money.timeout_s, ..MoneyFacts::default() };
 }
 
 /// The cluster, as it would be with nothing to do: for its own hosts, and for one more host of each kind.
@@ -185,8 +190,7 @@ impl Ways {
             let timeout_s = job.money.timeout_s;
             let is_confined =
                 job.uses_confined || job.volumes.iter().any(|volume| volume.copy.confined);
-            // Money is the renting rule's.
-            job.money = MoneyFacts { timeout_s, ..MoneyFacts::default() };
+            forget_money(&mut job);
             let mut snapshot = Snapshot { cluster: Facts::default(), job, history, others };
             let mut chosen = |cluster: &mut Facts| {
                 std::mem::swap(&mut snapshot.cluster, cluster);
