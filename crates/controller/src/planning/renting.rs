@@ -23,7 +23,7 @@ use crate::cluster::{Cluster, capacity_of, demand_of};
 use crate::records::{JobRecord, Kind as RecordKind};
 
 pub use hosts::place_of;
-pub use predict::{forget_money, key_of, predict, read_facts};
+pub use predict::{forget_money, key_of, like, predict, read_facts};
 
 /// A host that is starting is expected in so many seconds at least.
 const STARTS_S: f64 = 10.0;
