@@ -41,7 +41,8 @@ pub struct RentHost {
     /// As in [`Offer::spot`].
     #[serde(default)]
     pub spot: bool,
-    /// The site that the host belongs to; `None`: one with the provider's name.
+    /// The site that the host belongs to; `None`: that of the provider's newest rental in the zone, else the one with the zone's name if own hosts are
+    /// there, else one with the provider's name.
     #[serde(default)]
     pub site: Option<SiteId>,
     /// After so many seconds the host is given back; `None`: when somebody says so.

@@ -75,11 +75,6 @@ impl Sites {
     }
 }
 
-/// As [`Sites::at`] has it now.
-pub fn site_of(cluster: &Cluster, provider: &str, zone: &str) -> Option<SiteId> {
-    Sites::of(cluster).at(provider, zone)
-}
-
 /// The offer as the renting rule sees it: with room for as many vCPUs and as much memory as VMs may have there, and with its disk in the price of
 /// the machine.
 pub fn as_seen(provider: &str, offer: &Offer, disk_bytes: u64) -> Offer {

@@ -18,6 +18,7 @@ use perigee_model::{HostId, Problem, RentalId, SiteId};
 use super::{money, offers_of};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
+use crate::planning::renting::Sites;
 use crate::records::{RentalIntent, RentalRecord, rental_intent_key, rental_key};
 
 /// For so long a kind that a provider has refused somewhere is rented there only if somebody names the zone.
@@ -78,8 +79,7 @@ pub async fn rent_for(
             .next("rentals that are over count too, for 31 days if they have cost something")
     })?;
     let provider = Arc::clone(cluster.settings.renting.provider(&ask.provider)?);
-    let site = ask.site.clone().map_or_else(|| site_of(provider.name(), &what), Ok)?;
-    let offer = offer(cluster, &provider, &ask, &site).await?;
+    let (offer, site) = offer(cluster, &provider, &ask).await?;
     let id = match ask.id {
         Some(id) => id,
         None => new_id()?,
@@ -133,12 +133,6 @@ pub async fn rent_for(
     get(cluster, &id)
 }
 
-/// The site of the provider's hosts if nobody names one.
-fn site_of(provider: &str, what: &str) -> Result<SiteId, Problem> {
-    SiteId::new(provider)
-        .map_err(|e| Problem::invalid(what, e).next("name the site of the host: --site SITE"))
-}
-
 /// The address at which hosts reach the controller.
 fn controller_url(cluster: &Cluster, asked: Option<String>, what: &str) -> Result<String, Problem> {
     let next =
@@ -157,14 +151,13 @@ fn controller_url(cluster: &Cluster, asked: Option<String>, what: &str) -> Resul
     Ok(url)
 }
 
-/// The offer that is meant. Without a zone: one where the provider has refused nothing lately; of those the one in the zone of the site's other
+/// The offer that is meant, and the site of its host ([`Sites::at`] if nobody names one). Without a zone: one where the provider has refused nothing lately; of those the one in the zone of the site's other
 /// rented hosts, for what goes between zones is slower and may cost money; else the cheapest one.
 async fn offer(
     cluster: &Cluster,
     provider: &Arc<dyn Provider>,
     ask: &RentHost,
-    site: &SiteId,
-) -> Result<Offer, Problem> {
+) -> Result<(Offer, SiteId), Problem> {
     let (name, kind) = (provider.name(), &ask.kind);
     let what = format!("can't rent a {kind} of {name}");
     let offers = offers_of(cluster, provider).await.map_err(|error| {
@@ -195,10 +188,12 @@ async fn offer(
     if ask.zone.is_none() {
         meant.retain(|offer| !is_refused(offer));
     }
-    let of_site = zone_of_site(cluster, name, site);
+    let sites = Sites::of(cluster);
+    let site_of = |offer: &Offer| ask.site.clone().or_else(|| sites.at(name, &offer.zone));
     // A price that is not known is last.
-    meant.sort_by_key(|offer| {
-        let is_elsewhere = of_site.as_ref().is_some_and(|zone| *zone != offer.zone);
+    meant.sort_by_cached_key(|offer| {
+        let zone = site_of(offer).and_then(|site| zone_of_site(cluster, name, &site));
+        let is_elsewhere = zone.is_some_and(|zone| zone != offer.zone);
         let price = offer.price.per_hour_micros.map_or(u64::MAX, std::num::NonZeroU64::get);
         (is_elsewhere, price)
     });
@@ -207,13 +202,15 @@ async fn offer(
         Problem::conflict(&what, why)
             .next("`perigee rent offers` says why; another kind, or --zone to try one all the same")
     })?;
-    match offer.price.out_of_date(now_ms() / 1000, provider.price_age_max_s()) {
-        None => Ok(offer),
-        Some(why) => {
-            let why = format!("its price does not count: {why}");
-            Err(Problem::invalid(what, why).next("say in providers.yaml when the prices held last (as-of), or how old they may be (max-age)"))
-        }
+    if let Some(why) = offer.price.out_of_date(now_ms() / 1000, provider.price_age_max_s()) {
+        let why = format!("its price does not count: {why}");
+        return Err(Problem::invalid(what, why).next("say in providers.yaml when the prices held last (as-of), or how old they may be (max-age)"));
     }
+    let site = site_of(&offer).ok_or_else(|| {
+        let why = format!("no site can have the provider's name {name:?}");
+        Problem::invalid(what, why).next("name the site of the host: --site SITE")
+    })?;
+    Ok((offer, site))
 }
 
 /// The zone of the provider's hosts at a site; `None` if there are none, or if they are in several zones.

@@ -35,7 +35,7 @@ pub enum Verb {
         /// One that the provider may take back at any time
         #[arg(long)]
         spot: bool,
-        /// The site that the host belongs to [default: one with the provider's name]
+        /// The site that the host belongs to [default: as the provider's newest host in the zone, else the one with the zone's name if own hosts are there, else one with the provider's name]
         #[arg(long)]
         site: Option<SiteId>,
         /// Give it back after so long, as `2h` [default: when `perigee rent end` says so]
