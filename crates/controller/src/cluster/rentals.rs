@@ -128,7 +128,7 @@ pub fn owner(id: &RentalId) -> String {
 pub struct Rentals {
     /// What is reserved for them: their records don't say it.
     ledger: Arc<Ledger>,
-    /// By provider: when plans last asked it what it offers, and its answer.
+    /// By provider: when it was last asked what it offers for plans and for the rule that rents hosts, and its answer.
     offers: Mutex<BTreeMap<String, (Instant, OffersAnswer)>>,
     known: Mutex<BTreeMap<RentalId, Rental>>,
     left: Mutex<BTreeMap<RentalId, Left>>,
@@ -198,7 +198,7 @@ impl Rentals {
         self.saved().into_iter().map(|rental| self.with_money(rental)).collect()
     }
 
-    /// The answer of a provider that was asked for its offers so short a time ago; if there is none, `ask` asks.
+    /// The answer of a provider that was asked for its offers so short a time ago, or that has not answered yet; if there is none, `ask` asks.
     pub fn offers(
         &self,
         provider: &str,
@@ -206,10 +206,12 @@ impl Rentals {
         ask: impl FnOnce() -> OffersAnswer,
     ) -> OffersAnswer {
         let mut offers = lock(&self.offers);
-        // A problem may be over soon.
-        let counts = |(at, answer): &&(Instant, OffersAnswer)| {
-            let is_good = answer.peek().is_none_or(Result::is_ok);
-            at.elapsed() < if is_good { max_age } else { max_age / 10 }
+        let counts = |(at, answer): &&(Instant, OffersAnswer)| match answer.peek() {
+            // It has a deadline.
+            None => true,
+            Some(Ok(_)) => at.elapsed() < max_age,
+            // A problem may be over soon.
+            Some(Err(_)) => at.elapsed() < max_age / 10,
         };
         if let Some((_, answer)) = offers.get(provider).filter(counts) {
             return answer.clone();

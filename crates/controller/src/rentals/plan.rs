@@ -29,9 +29,6 @@ use crate::cluster::{Cluster, for_vms_bytes};
 use crate::planning::renting::{Sites, like};
 use crate::planning::{self, Planned, seconds};
 
-/// What a provider offers is asked for again after so long.
-const OFFERS_AGE: Duration = Duration::from_secs(60);
-
 /// A plan waits for a provider for so long.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -109,9 +106,9 @@ fn nothing_of(provider: &str, why: String) -> NotConsidered {
     NotConsidered { provider: provider.to_owned(), kind: None, spot: false, why }
 }
 
-/// A provider's answer, which goes on to come when nobody waits for it any more, within the deadline for every answer.
-fn ask(cluster: &Arc<Cluster>, provider: &Arc<dyn Provider>) -> OffersAnswer {
-    cluster.rentals.offers(provider.name(), OFFERS_AGE, || {
+/// A provider's answer, at most a minute old, which goes on to come when nobody waits for it any more, within the deadline for every answer.
+pub fn ask(cluster: &Arc<Cluster>, provider: &Arc<dyn Provider>) -> OffersAnswer {
+    cluster.rentals.offers(provider.name(), cluster.timing.renter.offers, || {
         let (cluster, provider) = (Arc::clone(cluster), Arc::clone(provider));
         let asked = async move {
             let said = offers_of(&cluster, &provider).await;

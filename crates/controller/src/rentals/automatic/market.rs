@@ -1,7 +1,7 @@
-//! What the providers offer, asked for at most once a minute.
+//! What the providers offer, as plans are told it too.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use perigee_model::SiteId;
@@ -10,44 +10,27 @@ use perigee_planner::rent::OFFERS_MOST;
 
 use crate::cluster::Cluster;
 use crate::planning::renting::{self, Kind, Sites};
-use crate::rentals::offers_of;
+use crate::rentals::plan;
 
-/// What one provider has said last.
-struct Said {
-    at: Instant,
-    /// `None` if it does not say what it offers: that is not known, and is not nothing.
-    offers: Option<Vec<Offer>>,
-    problem: String,
-}
-
-/// What all have said last.
+/// What each provider has said last. An error is not known, and is not nothing.
 #[derive(Default)]
-pub struct Market(BTreeMap<String, Said>);
+pub struct Market(BTreeMap<String, Result<Arc<Vec<Offer>>, String>>);
 
 impl Market {
-    /// Asks those again that were not asked for a minute.
-    pub async fn ask(&mut self, cluster: &Cluster) {
-        let timing = &cluster.timing;
-        let is_old = |name: &str| {
-            self.0.get(name).is_none_or(|said| said.at.elapsed() >= timing.renter.offers)
-        };
-        let asked = cluster.settings.renting.providers.iter().filter(|one| is_old(one.name()));
+    /// What all say now, or have said a short time ago.
+    pub async fn ask(&mut self, cluster: &Arc<Cluster>) {
+        let asked = cluster.settings.renting.providers.iter();
         let answers = asked.map(async |provider| {
-            let answer = offers_of(cluster, provider).await;
-            let (offers, problem) = match answer {
-                Ok(offers) => (Some(offers), String::new()),
-                Err(error) => (None, format!("{}: {}", error.kind, error.message)),
-            };
-            (provider.name().to_owned(), Said { at: Instant::now(), offers, problem })
+            let name = provider.name().to_owned();
+            (name, plan::ask(cluster, provider).await)
         });
-        let answers = join_all(answers).await;
-        self.0.extend(answers);
+        self.0 = join_all(answers).await.into_iter().collect();
     }
 
     /// The offers with the provider's name: the cheapest for each CPU first, and those without a known price last.
     pub fn offers(&self) -> Vec<(String, Offer)> {
         let all = self.0.iter().flat_map(|(name, said)| {
-            said.offers.iter().flatten().map(|offer| (name.clone(), offer.clone()))
+            said.iter().flat_map(|all| all.iter()).map(|offer| (name.clone(), offer.clone()))
         });
         let mut all: Vec<(String, Offer)> = all.collect();
         all.sort_by_cached_key(|(name, offer)| {
@@ -61,10 +44,8 @@ impl Market {
 
     /// Who does not say what it offers, and why.
     pub fn not_known(&self) -> Vec<String> {
-        let unknown = self.0.iter().filter(|(_, said)| said.offers.is_none());
-        unknown
-            .map(|(name, said)| format!("what provider {name} offers: {}", said.problem))
-            .collect()
+        let unknown = self.0.iter().filter_map(|(name, said)| Some((name, said.as_ref().err()?)));
+        unknown.map(|(name, why)| format!("what provider {name} offers: {why}")).collect()
     }
 }
 

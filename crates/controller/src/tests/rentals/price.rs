@@ -42,6 +42,11 @@ impl Rented {
         host
     }
 
+    /// What the provider has offered until now is too old.
+    async fn offers_are_old(&self) {
+        tokio::time::sleep(TIMING.renter.offers).await;
+    }
+
     async fn set_budget(&self, budget_month: Money) {
         let quota = Quota { budget_month: Some(budget_month), ..Quota::default() };
         accounts::set_quota(&self.cluster, &TenantName::default(), quota).await.expect("a quota");
@@ -175,6 +180,7 @@ async fn a_kind_that_was_started_before_starts_again_as_fast() {
 async fn a_price_that_a_provider_said_long_ago_is_not_known() {
     let rented = Rented::up(TIMING).await;
     rented.double.inside().offered_days_ago = 40;
+    rented.offers_are_old().await;
     let problem = rentals::plan(&rented.cluster, &anywhere()).await.expect_err("nothing is there");
     assert_eq!(problem.kind, ProblemKind::Unavailable);
     rented.supervisor.stop().await;
@@ -184,6 +190,7 @@ async fn a_price_that_a_provider_said_long_ago_is_not_known() {
     rented.double.inside().price_age_max_s = Some(90 * 86_400);
     rented.joined("rent-1").await;
     rented.double.inside().price_age_max_s = None;
+    rented.offers_are_old().await;
     let plan = rented.plan(&anywhere()).await;
     assert!(plan.rented.is_empty(), "{plan:?}");
     let why = &plan.not_considered[0].why;
@@ -215,6 +222,7 @@ async fn a_provider_that_does_not_answer_is_named_and_its_late_answer_serves_the
     let rented = Rented::up(Timing { rentals: patient, ..TIMING }).await;
     rented.joined("rent-1").await;
     rented.double.inside().hangs_offers = true;
+    rented.offers_are_old().await;
     let asked = std::time::Instant::now();
     let plan = rented.plan(&anywhere()).await;
     assert!(asked.elapsed() < PATIENCE / 2, "{:?}", asked.elapsed());
