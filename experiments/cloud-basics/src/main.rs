@@ -46,7 +46,7 @@ struct Arguments {
     /// The rate of the WAN in Mbit/s
     #[arg(long, default_value_t = 200)]
     rate: u64,
-    /// How long each figure is measured at most, in seconds
+    /// For how long each figure is measured, in seconds
     #[arg(long, default_value_t = 10)]
     length: u64,
     /// A second for each figure, which only shows that it works
