@@ -12,6 +12,7 @@ pub mod shared_links;
 mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::balance::PlacePolicy;
@@ -46,6 +47,8 @@ pub use history::{forget_host, forget_tenant, job_ended, wants_trace};
 pub(crate) use history::{history_key, make_room};
 pub use money::disk_bytes;
 pub use prices::{Prices, VmPrices, move_cost};
+#[cfg(test)]
+pub(crate) use waits::hosts as hosts_that_are_waited_for;
 
 /// Collects the facts about a job: its volumes and its earlier runs.
 ///
@@ -138,15 +141,16 @@ pub struct Planned {
 ///
 /// # Errors
 /// `NotFound` for an unknown volume.
-pub async fn plan(cluster: &Cluster, spec: &JobSpec) -> Result<Planned, Problem> {
+pub async fn plan(cluster: &Arc<Cluster>, spec: &JobSpec) -> Result<Planned, Problem> {
     let Prepared { mut job, history, others } = prepare(cluster, spec).await?;
     job.money.month = money::month(cluster, &spec.name);
     let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
     let not_measured = links::ensure(cluster, &homes).await;
-    let waits = waits::waits(cluster, spec).await?;
     let rented = waits::rented_for_others(cluster, spec);
+    let full = waits::without_room(cluster, spec, &rented);
+    let waits = waits::waits(cluster, spec, &rented, &full).await?;
     let mut facts = facts(cluster);
-    waits::make_room(&mut facts, &waits::without_room(cluster, spec, &rented), spec);
+    waits::make_room(&mut facts, &full, spec);
     leave_out(&mut facts, &rented);
     if let Ok(id) = JobId::new(&spec.name) {
         let groups = Groups::of(&spec.name, &spec.rules);

@@ -4,6 +4,7 @@ use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::time::Duration;
 
+use perigee_http::certificate::hex;
 use perigee_http::{Body, Client, Method, file_body};
 use perigee_model::data::{FileAddress, FileEntry};
 use perigee_model::inputs::{Input, InputFrom, InputList, UPLOADED_INPUTS, UploadedFile};
@@ -408,8 +409,4 @@ fn unpack(bundle: &Path) -> std::io::Result<Vec<Unpacked>> {
         files.push(Unpacked { to, executable, sha256: hex(&hasher.finalize()), size_bytes, file });
     }
     Ok(files)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -252,6 +252,11 @@ impl LabDir {
         self.0.join("hosts").join(host.as_str())
     }
 
+    /// The NBD socket of a host's volume server.
+    pub fn volume_socket(&self, host: &HostId) -> PathBuf {
+        self.host(host).join("volume.sock")
+    }
+
     /// The socket on which the WAN's relay tells its state.
     pub fn relay_socket(&self) -> PathBuf {
         self.0.join("net/relay.sock")

@@ -224,7 +224,7 @@ fn volume_server_args(file: &LabFile, dir: &LabDir, host: &HostId, address: &str
         "--pool",
         &home.join("pool").to_string_lossy(),
         "--nbd",
-        &unix(&home.join("volume.sock")),
+        &unix(&dir.volume_socket(host)),
         "--nbd",
         &format!("{address}:{NBD_PORT}"),
         "--control",

@@ -46,7 +46,7 @@ pub struct RentOption {
     pub zone: String,
     /// May the provider take the host back at any time?
     pub spot: bool,
-    /// The site that such a host is taken to be at: that of the provider's last rented host.
+    /// The site that such a host would belong to if nobody names one.
     pub site: SiteId,
     /// What the fields below call the host, which is not there.
     pub host: HostId,

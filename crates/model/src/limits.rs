@@ -331,7 +331,7 @@ pub static PROBE_REQUESTS: Limit = Limit::new("a probe's number of reads", Unit:
 pub static PROBE_REQUEST_BYTES: Limit =
     Limit::new("the length of a probe's read", Unit::Bytes, 512, MIB);
 
-/// How long each figure of a host is measured at most.
+/// For how long each figure of a host is measured.
 pub static MEASURE_S: Limit =
     Limit::new("how long a figure of a host is measured", Unit::Seconds, 1, 60);
 

@@ -42,7 +42,7 @@ pub struct MeasureHost {
     /// The other hosts. Default: another one of its site, and one of each other site.
     #[serde(default)]
     pub against: Vec<HostId>,
-    /// How long each figure is measured at most; seconds.
+    /// For how long each figure is measured; seconds. A slow disk takes longer.
     #[serde(default = "default_length_s")]
     pub length_s: u64,
     /// Also while VMs run there, which disturb the measurement and are disturbed by it.
@@ -95,7 +95,7 @@ pub struct HostMeasurement {
     /// When it ended; `None` while it is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_ms: Option<u64>,
-    /// How long each figure was measured at most; seconds.
+    /// For how long each figure was measured; seconds. A slow disk took longer.
     pub length_s: u64,
     /// The links to other hosts.
     pub networks: Vec<NetworkFigures>,
@@ -177,7 +177,7 @@ pub struct MeasureDisk {
     pub disk: MeasuredDisk,
     /// Bytes to read and write at most.
     pub size_bytes: u64,
-    /// How long each of the four figures is measured at most; milliseconds.
+    /// For how long each of the four figures is measured; milliseconds. A slow disk takes longer.
     pub length_ms: u64,
 }
 

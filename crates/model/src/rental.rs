@@ -41,7 +41,8 @@ pub struct RentHost {
     /// As in [`Offer::spot`].
     #[serde(default)]
     pub spot: bool,
-    /// The site that the host belongs to; `None`: one with the provider's name.
+    /// The site that the host belongs to; `None`: that of the provider's newest rental in the zone, else the one with the zone's name if own hosts are
+    /// there, else one with the provider's name.
     #[serde(default)]
     pub site: Option<SiteId>,
     /// After so many seconds the host is given back; `None`: when somebody says so.
@@ -422,6 +423,16 @@ pub struct Instance {
     pub address: Option<String>,
     /// When the provider started it, in seconds since 1970; `None` if the provider does not say so.
     pub started_unix_s: Option<u64>,
+}
+
+/// An instance in a list of a provider's program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedInstance {
+    /// What its tag [`CLUSTER_TAG`] says.
+    pub cluster: String,
+    /// The instance.
+    #[serde(flatten)]
+    pub instance: Instance,
 }
 
 /// [`Instance::kind`] where the provider does not say it.

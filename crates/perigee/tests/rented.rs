@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use patience::{Checked, PATIENCE, until};
+use patience::{Checked, PATIENCE, failed, until};
 use perigee_http::Client;
 use perigee_lab::wan::{LinkSettings, Rate};
 use perigee_lab::{Definition, Lab, LabId, Options, Steps};
+use perigee_model::HostId;
 use perigee_model::enrol::{MadeToken, NewToken};
 use perigee_model::job::{Host, HostState};
 use perigee_model::measurement::{HostMeasurement, MeasurementState};
 use perigee_model::rental::states::RentalState;
 use perigee_model::rental::{Instance, InstanceState, NewInstance, ProviderOffers, Rental};
-use perigee_model::{HostId, Problem};
 use serde_json::{Value, json};
 
 const CLUSTER: &str = "cluster-1";
@@ -27,10 +27,6 @@ const CLUSTER: &str = "cluster-1";
 const WAN_BYTES_PER_S: u64 = 25_000_000;
 const WAN_RTT_US: u64 = 8000;
 const LEASE_S: u64 = 30;
-
-fn failed(why: impl std::fmt::Display) -> Problem {
-    Problem::internal("test", why)
-}
 
 /// As a cloud's image would start the daemons, with what `perigee host token` has printed.
 fn user_data(token: &str, lab: &Lab) -> String {

@@ -20,8 +20,8 @@ use perigee_model::units::{format_bytes, format_seconds};
 use perigee_model::vm::Accelerator;
 use perigee_model::{HostId, SiteId};
 
-use crate::facts::{CpuLoad, HostFacts, MoneyFacts, Snapshot};
-use crate::options::{way_name, why_over};
+use crate::facts::{Cluster, CpuLoad, HostFacts, MoneyFacts, Snapshot};
+use crate::options::{Trade, best_trades, way_name, why_over};
 use crate::refused::Refused;
 use crate::rent::{Start, UNKNOWN_START};
 
@@ -43,6 +43,8 @@ pub struct OfferFacts {
     pub disk_bytes: u64,
     /// The site that such a host would be at.
     pub site: SiteId,
+    /// A host of the same kind that is there.
+    pub like: Option<HostFacts>,
     /// What was learned of the kind's starts; `None` if it was never started.
     pub start: Option<Start>,
     /// Why it can't be had now; `None` if it can.
@@ -137,6 +139,22 @@ fn why_not(snapshot: &Snapshot, facts: &OfferFacts) -> Option<String> {
     facts.refused.clone()
 }
 
+/// Makes a cluster one in which jobs start at one more host and nowhere else: no move from there is looked at, and none to there. Returns the name
+/// of that host, which no other has. [`idle_host`] makes it.
+#[must_use]
+pub fn close_all(cluster: &mut Cluster) -> HostId {
+    for other in &mut cluster.hosts {
+        (other.takes_jobs, other.memory_free_bytes) = (false, 0);
+    }
+    let is_taken = |name: &str| cluster.hosts.iter().any(|host| host.id.as_str() == name);
+    let names = (1..).map(|number| match number {
+        1 => "rented".to_owned(),
+        _ => format!("rented-{number}"),
+    });
+    let mut free = names.filter(|name| !is_taken(name)).filter_map(|name| HostId::new(name).ok());
+    free.next().unwrap_or_else(|| unreachable!("there are more names than hosts"))
+}
+
 /// The snapshot with one more host, at which alone the job may start.
 struct Base {
     snapshot: Snapshot,
@@ -146,18 +164,7 @@ struct Base {
 impl Base {
     fn of(snapshot: &Snapshot) -> Self {
         let mut snapshot = snapshot.clone();
-        let is_taken = |name: &str| snapshot.cluster.hosts.iter().any(|h| h.id.as_str() == name);
-        let names = (1..).map(|number| match number {
-            1 => "rented".to_owned(),
-            _ => format!("rented-{number}"),
-        });
-        let mut free =
-            names.filter(|name| !is_taken(name)).filter_map(|name| HostId::new(name).ok());
-        let host = free.next().unwrap_or_else(|| unreachable!("there are more names than hosts"));
-        // No move from there is looked at, and none to there.
-        for other in &mut snapshot.cluster.hosts {
-            (other.takes_jobs, other.memory_free_bytes) = (false, 0);
-        }
+        let host = close_all(&mut snapshot.cluster);
         snapshot.job.start = StartAt::Anywhere;
         Self { snapshot, host }
     }
@@ -169,9 +176,9 @@ impl Base {
     fn options(&mut self, facts: &OfferFacts) -> Result<Vec<RentOption>, String> {
         let hosts = &mut self.snapshot.cluster.hosts;
         hosts.retain(|host| host.id != self.host);
-        let OfferFacts { offer, site, memory_bytes, disk_bytes, .. } = facts;
-        let host = idle_host(self.host.clone(), site.clone(), offer, *memory_bytes);
-        hosts.push(HostFacts { pool_free_bytes: Some(*disk_bytes), ..host });
+        let OfferFacts { offer, site, memory_bytes, disk_bytes, like, .. } = facts;
+        let room = (*memory_bytes, *disk_bytes);
+        hosts.push(idle_host(self.host.clone(), site.clone(), offer, room, like.as_ref()));
         let (start, wait) = wait(facts);
         let mut job = self.snapshot.job.clone();
         job.money.paid_before = wait;
@@ -203,10 +210,16 @@ fn why_refused(snapshot: &Snapshot, refused: &Refused, facts: &OfferFacts) -> St
     }
 }
 
-/// A host of what is offered that does nothing, with so much memory for VMs.
+/// A host of what is offered that does nothing, with so much memory for VMs and so large a disk. `like`: a host of the same kind that is there.
 #[must_use]
-pub fn idle_host(id: HostId, site: SiteId, offer: &Offer, memory_bytes: u64) -> HostFacts {
-    let accelerator = if offer.kvm == Some(true) { Accelerator::Kvm } else { Accelerator::Tcg };
+pub fn idle_host(
+    id: HostId,
+    site: SiteId,
+    offer: &Offer,
+    (memory_bytes, disk_bytes): (u64, u64),
+    like: Option<&HostFacts>,
+) -> HostFacts {
+    let offered = if offer.kvm == Some(true) { Accelerator::Kvm } else { Accelerator::Tcg };
     HostFacts {
         id,
         site,
@@ -216,11 +229,11 @@ pub fn idle_host(id: HostId, site: SiteId, offer: &Offer, memory_bytes: u64) -> 
         cpu_load: Some(CpuLoad::default()),
         takes_jobs: true,
         packs: false,
-        accelerator,
-        cpu_model: String::new(),
-        boots: Vec::new(),
+        accelerator: like.map_or(offered, |like| like.accelerator),
+        cpu_model: like.map(|like| like.cpu_model.clone()).unwrap_or_default(),
+        boots: like.map(|like| like.boots.clone()).unwrap_or_default(),
         local_blocks: None,
-        pool_free_bytes: None,
+        pool_free_bytes: Some(disk_bytes),
         price: Some(Arc::new(offer.price.clone())),
     }
 }
@@ -276,9 +289,6 @@ fn rent_option(
     })
 }
 
-/// Seconds until the end, and money; `None` if one of them is not known.
-type Trade = Option<(f64, Money)>;
-
 /// Marks the best trades of all ways, at hosts that are there and at rented ones, with the wait before each; says how the rented ones differ
 /// from the chosen one, and drops those that nobody would choose.
 pub fn weigh(plan: &mut JobPlan) {
@@ -313,21 +323,11 @@ pub fn weigh(plan: &mut JobPlan) {
             rent.reason = format!("{}; {}", rent.reason, differs(trade, chosen, *than));
         }
     }
-    let is_best: Vec<bool> = (0..trades.len()).map(|at| is_best_trade(&trades, at)).collect();
+    let is_best = best_trades(&trades);
     let own = plan.plan.options.iter_mut().filter_map(|option| option.cost.as_mut());
     let costs = own.chain(plan.rented.iter_mut().map(|rent| &mut rent.cost));
     costs.zip(is_best).for_each(|(cost, is_best)| cost.is_best_trade = is_best);
     keep_few(&mut plan.rented);
-}
-
-/// Whether nothing is both as soon and as cheap, and better in one of the two.
-fn is_best_trade(all: &[Trade], at: usize) -> bool {
-    let Some(own) = all[at] else { return false };
-    !all.iter().enumerate().any(|(other_at, other)| {
-        other.is_some_and(|other| {
-            other.0 <= own.0 && other.1 <= own.1 && (other != own || other_at < at)
-        })
-    })
 }
 
 fn differs(trade: (f64, Money), chosen: &PlanOption, than: (f64, Money)) -> String {

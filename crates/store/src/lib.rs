@@ -95,6 +95,7 @@ mod volume;
 mod work;
 
 pub use copies::shared_layers::{Compared, SharedLayers};
+pub use disk::direct::open_direct;
 pub use homes::clients::Grant;
 pub use homes::confined::Data;
 pub use homes::steps::MoveStep;

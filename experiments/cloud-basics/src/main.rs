@@ -46,7 +46,7 @@ struct Arguments {
     /// The rate of the WAN in Mbit/s
     #[arg(long, default_value_t = 200)]
     rate: u64,
-    /// How long each figure is measured at most, in seconds
+    /// For how long each figure is measured, in seconds
     #[arg(long, default_value_t = 10)]
     length: u64,
     /// A second for each figure, which only shows that it works
@@ -110,8 +110,6 @@ fn write(results: &Results, out: &Path) -> Result<()> {
 async fn measure(lab: &Lab, arguments: &Arguments) -> Result<[HostMeasurement; 2]> {
     let client = lab.client(Duration::from_secs(30))?;
     let rented = rent(&client).await?;
-    // A rented host of a new kind is measured by itself, for a shorter time.
-    free(&client, &rented).await?;
     let measure = async |host: &str, against: [&str; 2]| {
         eprintln!("measuring {host} against {}", against.join(" and "));
         let ask = json!({"against": against, "length_s": arguments.length});
@@ -120,7 +118,7 @@ async fn measure(lab: &Lab, arguments: &Arguments) -> Result<[HostMeasurement; 2
         loop {
             match client.post::<HostMeasurement>(&path, &ask).await {
                 Ok(_) => break,
-                // It may have begun by itself only now.
+                // A rented host of a new kind is measured by itself, for a shorter time.
                 Err(problem)
                     if problem.kind == ProblemKind::Conflict && begun.elapsed() < DEADLINE =>
                 {
@@ -158,7 +156,7 @@ async fn rent(client: &Client) -> Result<HostId> {
 /// Calls off what the host is measured for now.
 async fn free(client: &Client, host: &HostId) -> Result<()> {
     let path = format!("/v1/hosts/{host}/measure");
-    // It begins within seconds after the host has joined.
+    // The next request comes after a pause, also if the host is not measured any more.
     tokio::time::sleep(Duration::from_secs(5)).await;
     match client.delete_answered::<HostMeasurement>(&path).await {
         Ok(_) => until(client, host.as_str(), DEADLINE).await.map(drop),

@@ -1,4 +1,4 @@
-//! What EC2's answers say. What an answer leaves out is not known, and an item without an id is left out. A notice without an id is an error.
+//! What EC2's answers say. What an answer leaves out is not known, and an item without an id is left out, as is a kind without CPUs or memory. A notice without an id is an error.
 
 use std::num::NonZeroU64;
 
@@ -6,6 +6,7 @@ use perigee_model::money::Money;
 use perigee_model::rental::{CLUSTER_TAG, Instance, InstanceState, Notice, RENTAL_TAG};
 use perigee_model::units::parse_time;
 
+use crate::provider::is_machine;
 use crate::xml::Element;
 
 /// The time between the notice and the end of a spot instance: "Spot Instance interruption notices" in AWS's EC2 user guide.
@@ -95,10 +96,13 @@ fn kind(item: &Element) -> Option<Kind> {
         processor.texts("supportedFeatures").any(|name| name == "nested-virtualization")
     });
     let has_class = |class: &str| item.texts("supportedUsageClasses").any(|name| name == class);
+    let cpus = item.number("vCpuInfo/defaultVCpus")?.try_into().ok()?;
+    let memory_bytes = item.number("memoryInfo/sizeInMiB")?.checked_mul(1 << 20)?;
+    is_machine(cpus, memory_bytes).then_some(())?;
     Some(Kind {
         name: item.text("instanceType")?.to_owned(),
-        cpus: item.number("vCpuInfo/defaultVCpus")?.try_into().ok()?,
-        memory_bytes: item.number("memoryInfo/sizeInMiB")?.checked_mul(1 << 20)?,
+        cpus,
+        memory_bytes,
         kvm: if is_metal { Some(true) } else { nests },
         spot: has_class("spot"),
         on_demand: has_class("on-demand"),
@@ -239,6 +243,17 @@ mod tests {
         assert_eq!(kinds[0].memory_bytes, 4 << 30);
         let plain = KINDS.replace("<item>nested-virtualization</item>", "<item>amd-sev-snp</item>");
         assert_eq!(super::kinds(&tree(&plain))[0].kvm, Some(false));
+    }
+
+    #[test]
+    fn a_kind_without_cpus_or_memory_is_left_out() {
+        for (number, none) in [("Cpus>2<", "Cpus>0<"), ("InMiB>4096<", "InMiB>0<")] {
+            let wrong = KINDS.replace(number, none);
+            assert_ne!(wrong, KINDS);
+            let read: Vec<String> =
+                kinds(&tree(&wrong)).into_iter().map(|kind| kind.name).collect();
+            assert_eq!(read, ["m5.metal"], "{none}");
+        }
     }
 
     #[test]

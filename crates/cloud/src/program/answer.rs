@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 
-use perigee_model::rental::{Instance, NewInstance, Notice, Offer};
+use perigee_model::rental::{Instance, ListedInstance, NewInstance, Notice, Offer};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::provider::{CloudError, CloudErrorKind};
+use crate::provider::{CloudError, CloudErrorKind, is_machine};
 use crate::time;
 
 /// Offers, instances or notices in an answer.
@@ -34,15 +34,7 @@ pub struct InstanceAnswer {
 /// The answer to `list`.
 #[derive(Debug, Deserialize)]
 pub struct InstancesAnswer {
-    instances: Vec<Listed>,
-}
-
-/// An instance in a list, with its tag [`perigee_model::rental::CLUSTER_TAG`].
-#[derive(Debug, Deserialize)]
-struct Listed {
-    cluster: String,
-    #[serde(flatten)]
-    instance: Instance,
+    instances: Vec<ListedInstance>,
 }
 
 /// The answer to `notices`.
@@ -117,7 +109,7 @@ impl OffersAnswer {
             word("kind", &offer.kind)?;
             word("zone", &offer.zone)?;
             word("source", &offer.price.source)?;
-            if offer.cpus == 0 || offer.memory_bytes == 0 {
+            if !is_machine(offer.cpus, offer.memory_bytes) {
                 return Err(format!("its {} has no CPU or no memory", offer.kind));
             }
             if offer.price.as_of_unix_s > latest {
@@ -153,7 +145,7 @@ impl InstancesAnswer {
     pub fn checked(self, of: &str) -> Result<Vec<Instance>, String> {
         few(&self.instances)?;
         let mut seen = HashSet::new();
-        for Listed { cluster, instance: listed } in &self.instances {
+        for ListedInstance { cluster, instance: listed } in &self.instances {
             instance(listed)?;
             if cluster != of {
                 return Err(format!("it lists the instance {} of another cluster", listed.id));

@@ -691,13 +691,13 @@ impl Inner {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use perigee_model::VmStart;
 
     use super::*;
 
     /// A completed migration of a VM.
-    fn moved(vm: &str, number: u32) -> MigrationRecord {
+    pub fn moved(vm: &str, number: u32) -> MigrationRecord {
         let hosts = ["home1", "cloud1"].map(|host| host.parse().expect("a name"));
         let (id, vm) = (format!("{vm}-m{number}"), vm.parse().expect("a name"));
         let id = id.parse().expect("a name");

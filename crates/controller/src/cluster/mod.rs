@@ -59,6 +59,8 @@ use hosts::Ways;
 pub use hosts::{HostEntry, HostLink, Hosts};
 pub use index::groups::groups_of;
 pub use index::holds::{Alone, Detachment, Hold};
+#[cfg(test)]
+pub(crate) use index::tests::moved;
 pub use index::{Grant, Index, Lent, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};
 use ledger::Ledger;
@@ -357,6 +359,14 @@ impl Cluster {
     /// Migrations that are not in a final state.
     pub fn unfinished_migrations(&self) -> Vec<Arc<MigrationRecord>> {
         self.index.unfinished_migrations()
+    }
+
+    /// The site of a host, also of a rented one that is gone; `None`: nobody knows it any more.
+    pub fn site_of(&self, host: &HostId) -> Option<SiteId> {
+        match self.hosts.get(host) {
+            Ok(found) => Some(found.addresses.site.clone()),
+            Err(_) => self.rentals.of_host(host).map(|rental| rental.site),
+        }
     }
 
     /// Takes a job's record as its only owner. Each save also updates the index.

@@ -128,7 +128,7 @@ pub fn owner(id: &RentalId) -> String {
 pub struct Rentals {
     /// What is reserved for them: their records don't say it.
     ledger: Arc<Ledger>,
-    /// By provider: when plans last asked it what it offers, and its answer.
+    /// By provider: when it was last asked what it offers for plans and for the rule that rents hosts, and its answer.
     offers: Mutex<BTreeMap<String, (Instant, OffersAnswer)>>,
     known: Mutex<BTreeMap<RentalId, Rental>>,
     left: Mutex<BTreeMap<RentalId, Left>>,

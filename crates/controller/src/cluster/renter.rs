@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use perigee_model::money::Money;
-use perigee_model::rental::{HostFound, Offer};
+use perigee_model::rental::HostFound;
 use perigee_model::renting::{
     LearnedStart, RENT_DECISIONS_MAX, RentDecision, RentSettings, Renting, SetRenting,
 };
 use perigee_model::{HostId, JobId, Problem};
-use perigee_planner::rent::{Arrived, Job, Period, Refusal, Run, Start, refused_for_s};
+use perigee_planner::rent::{Job, Run, Snapshot, refused_for_s};
 use tokio::sync::Notify;
 
 use crate::clock::now_ms;
@@ -69,16 +69,11 @@ pub fn kind_key(provider: &str, kind: &str) -> String {
 pub struct Basis {
     /// The jobs about which it was gathered, with what each would take. [`Job::worth`] is as it was then.
     pub jobs: BTreeMap<JobId, Job>,
-    pub arrived: Vec<Arrived>,
-    /// With kinds as [`kind_key`] has them.
-    pub offers: Vec<Offer>,
-    pub starts: BTreeMap<String, Start>,
-    pub refusals: Vec<Refusal>,
     /// What hosts of a kind have shown to be.
     pub found: BTreeMap<String, HostFound>,
-    pub budget_left: Money,
-    pub period: Option<Period>,
-    pub rented_most: usize,
+    /// The rest of what the rule looks at, with kinds as [`kind_key`] has them. The jobs that wait and the hosts are not in it: they are read at each
+    /// pass.
+    pub rest: Snapshot,
 }
 
 /// What a look has shown.

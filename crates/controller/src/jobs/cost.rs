@@ -12,7 +12,7 @@ use perigee_model::budget::{JobCost, MoneyRange};
 use perigee_model::job::{Migration, MigrationState};
 use perigee_model::money::{Money, Price};
 use perigee_model::volume::IoStats;
-use perigee_model::{HostId, Problem, ProblemKind, SiteId, TenantName};
+use perigee_model::{HostId, Problem, ProblemKind, TenantName};
 
 use super::driver::Run;
 use super::gang::GangRun;
@@ -227,14 +227,6 @@ impl Bill<'_> {
         None
     }
 
-    /// `None` of a host that was removed, if it was not rented.
-    fn site(&self, host: &HostId) -> Option<SiteId> {
-        match self.cluster.hosts.get(host) {
-            Ok(found) => Some(found.addresses.site.clone()),
-            Err(_) => self.cluster.rentals.of_host(host).map(|rental| rental.site),
-        }
-    }
-
     fn add(&mut self, amount: Option<Money>) {
         self.sum = self.sum.zip(amount).map(|(sum, amount)| sum.plus(amount));
     }
@@ -290,12 +282,12 @@ impl Bill<'_> {
         if bytes == 0 || from == to {
             return;
         }
-        let (left, reached) = (self.site(from), self.site(to));
+        let (left, reached) = (self.cluster.site_of(from), self.cluster.site_of(to));
         if left.is_some() && left == reached {
             return;
         }
         if let Some(price) = self.price(from) {
-            // Where the other host was is not known any more if it was removed.
+            // Where an own host was is not known any more if it was removed.
             self.add(reached.and_then(|_| price.egress(bytes)));
         }
     }

@@ -11,14 +11,13 @@ use perigee_model::{HostId, Problem};
 use crate::cluster::Cluster;
 use crate::records::{LeftSite, left_site_key};
 
-/// Whether what goes from one host to another one leaves the site of a rented host. Where the other host was is not known any more if it was
+/// Whether what goes from one host to another one leaves the site of a rented host. Where an own host was is not known any more if it was
 /// removed: that counts as another site.
 pub fn leaves(cluster: &Cluster, from: &HostId, to: &HostId) -> bool {
     if from == to || cluster.rentals.alive_of_host(from).is_none() {
         return false;
     }
-    let site = |host| cluster.hosts.get(host).ok().map(|found| found.addresses.site.clone());
-    let (left, reached) = (site(from), site(to));
+    let (left, reached) = (cluster.site_of(from), cluster.site_of(to));
     left.is_none() || left != reached
 }
 

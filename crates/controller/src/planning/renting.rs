@@ -22,7 +22,8 @@ use crate::cluster::renter::{Basis, Predicted, kind_key};
 use crate::cluster::{Cluster, capacity_of, demand_of};
 use crate::records::{JobRecord, Kind as RecordKind};
 
-pub use predict::predict;
+pub use hosts::place_of;
+pub use predict::{forget_money, key_of, like, predict, read_facts};
 
 /// A host that is starting is expected in so many seconds at least.
 const STARTS_S: f64 = 10.0;
@@ -72,11 +73,6 @@ impl Sites {
         let known = self.rented.get(&place).or_else(same).cloned();
         known.or_else(|| SiteId::new(provider).ok())
     }
-}
-
-/// As [`Sites::at`] has it now.
-pub fn site_of(cluster: &Cluster, provider: &str, zone: &str) -> Option<SiteId> {
-    Sites::of(cluster).at(provider, zone)
 }
 
 /// The offer as the renting rule sees it: with room for as many vCPUs and as much memory as VMs may have there, and with its disk in the price of
@@ -174,14 +170,8 @@ pub fn snapshot(cluster: &Cluster, basis: &Basis) -> Snapshot {
     };
     Snapshot {
         jobs: jobs.filter_map(as_it_may_go).collect(),
-        arrived: basis.arrived.clone(),
         hosts: hosts::all(cluster, basis),
-        offers: basis.offers.clone(),
-        starts: basis.starts.clone(),
-        refusals: basis.refusals.clone(),
-        budget_left: basis.budget_left,
-        period: basis.period,
-        rented_most: basis.rented_most,
+        ..basis.rest.clone()
     }
 }
 

@@ -4,6 +4,8 @@
 //! Jobs that wait with less priority come after it. What tenants' quotas, rules of hosts and networks keep from starting is not in it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
 
 use perigee_model::job::{JobSpec, JobState, Start};
 use perigee_model::job_plan::HostWait;
@@ -12,15 +14,22 @@ use perigee_model::plan::Estimate;
 use perigee_model::tenant::tenant_of;
 use perigee_model::{HostId, JobId, Problem};
 use perigee_planner::queue::Demand;
-use perigee_planner::rent::{self, NEVER_S};
+use perigee_planner::rent::{self, JOBS_MOST, NEVER_S};
 use perigee_planner::{Cluster as Facts, Prepared, Snapshot};
 
-use super::{leave_out, prepare_record, seconds};
+use super::renting::{forget_money, key_of, place_of, read_facts};
+use super::{leave_out, seconds};
 use crate::cluster::{Cluster, capacity, demand_of};
 use crate::records::JobRecord;
 
-/// So many waiting jobs are predicted for one plan.
-const PREDICTED_MOST: usize = 100;
+/// So many kinds of waiting jobs are predicted for one plan. Jobs that take the same are of one kind.
+const KINDS_MOST: usize = 32;
+
+/// A plan waits so long for these predictions.
+const PREDICT_MAX: Duration = Duration::from_secs(10);
+
+/// What a VM without a job takes.
+const NEVER: Estimate = Estimate { expected_s: NEVER_S, low_s: NEVER_S, high_s: NEVER_S };
 
 /// The hosts that the cluster has rented by itself: only the rule lets jobs start there, and a job file that names the host.
 pub fn rented_for_others(cluster: &Cluster, spec: &JobSpec) -> BTreeSet<HostId> {
@@ -62,60 +71,55 @@ pub fn make_room(facts: &mut Facts, full: &BTreeMap<HostId, Demand>, spec: &JobS
     }
 }
 
-/// When the job could start at each host that it has to wait for.
+/// When the job could start at each host that it has to wait for: those of `full` ([`without_room`]). `rented`: [`rented_for_others`].
 ///
 /// # Errors
-/// If the store fails.
-pub async fn waits(cluster: &Cluster, spec: &JobSpec) -> Result<Vec<HostWait>, Problem> {
-    let rented = rented_for_others(cluster, spec);
-    let full = without_room(cluster, spec, &rented);
+/// Never: an id that can't be made is a fault of this program.
+pub async fn waits(
+    cluster: &Arc<Cluster>,
+    spec: &JobSpec,
+    rented: &BTreeSet<HostId>,
+    full: &BTreeMap<HostId, Demand>,
+) -> Result<Vec<HostWait>, Problem> {
     if full.is_empty() {
         return Ok(Vec::new());
     }
     let queue = before(cluster, spec);
-    let unknown = |why: &str| {
-        let why = format!("not known when it has room: {why}");
-        let hosts = full.keys().cloned();
-        hosts.map(|host| HostWait { host, wait: None, why: why.clone() }).collect()
-    };
-    if queue.len() > PREDICTED_MOST {
-        let why = format!(
-            "{} jobs wait, and a plan predicts at most {PREDICTED_MOST} of them",
-            queue.len()
-        );
-        return Ok(unknown(&why));
-    }
-    let mut jobs = Vec::new();
-    for record in &queue {
-        match run_of(cluster, record).await {
-            Some(run) => jobs.extend((0..record.job.spec.count.max(1)).map(|_| job(record, run))),
-            None => {
-                // Jobs of other tenants have no names here.
-                let is_own = tenant_of(&record.job.spec.name) == tenant_of(&spec.name);
-                let which =
-                    if is_own { format!("job {}", record.job.id) } else { "a job".to_owned() };
-                let why = format!("how long {which} takes that waits is not known");
-                return Ok(unknown(&why));
-            }
+    let predicted = tokio::time::timeout(PREDICT_MAX, predicted(cluster, spec, &queue)).await;
+    let predicted = predicted.unwrap_or_else(|_| {
+        let s = PREDICT_MAX.as_secs();
+        Err(format!("how long the jobs take that wait was not predicted within {s} s"))
+    });
+    let jobs = match predicted {
+        Ok(jobs) => jobs,
+        Err(why) => {
+            let why = format!("not known when it has room: {why}");
+            let wait =
+                |host: &HostId| HostWait { host: host.clone(), wait: None, why: why.clone() };
+            return Ok(full.keys().map(wait).collect());
         }
-    }
+    };
     let own = Waiting {
         id: JobId::new("planned").map_err(|e| Problem::internal("can't plan the job", e))?,
         demand: Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes },
         run: Estimate::default(),
     };
-    let hosts = hosts(cluster, &rented);
+    let hosts = hosts(cluster, rented);
     let by_end = [End::Expected, End::Low, End::High].map(|end| {
         let waits = rent::waits(&snapshot(&hosts, &jobs, end), &own.as_job(end));
         waits.into_iter().collect::<BTreeMap<_, _>>()
     });
-    let wait = |host: HostId| {
+    let wait = |host: &HostId| {
         let [expected_s, low_s, high_s] =
-            [0, 1, 2].map(|end: usize| by_end[end].get(&host).copied().flatten());
+            [0, 1, 2].map(|end: usize| by_end[end].get(host).copied().flatten());
         let wait = expected_s.zip(low_s).zip(high_s).map(|((expected_s, low_s), high_s)| {
             Estimate { expected_s, low_s: low_s.min(expected_s), high_s: high_s.max(expected_s) }
         });
         let why = match (wait, queue.len()) {
+            (None, _) if queue.iter().any(|record| record.kind.is_persistent_vm()) => {
+                "not known when it has room: a VM is there, or comes there first, whose end is not known"
+                    .to_owned()
+            }
             (None, _) => {
                 "not known when it has room: a VM is there whose end is not known".to_owned()
             }
@@ -123,9 +127,9 @@ pub async fn waits(cluster: &Cluster, spec: &JobSpec) -> Result<Vec<HostWait>, P
             (Some(_), 1) => "waits for 1 job, and for those that run there".to_owned(),
             (Some(_), jobs) => format!("waits for {jobs} jobs, and for those that run there"),
         };
-        HostWait { host, wait, why }
+        HostWait { host: host.clone(), wait, why }
     };
-    Ok(full.into_keys().map(wait).collect())
+    Ok(full.keys().map(wait).collect())
 }
 
 /// One of the three figures of an [`Estimate`].
@@ -147,23 +151,86 @@ impl End {
 }
 
 /// The waiting jobs that come before one that is submitted now.
-fn before(cluster: &Cluster, spec: &JobSpec) -> Vec<std::sync::Arc<JobRecord>> {
+fn before(cluster: &Cluster, spec: &JobSpec) -> Vec<Arc<JobRecord>> {
     let mut waiting = cluster.index.waiting();
     waiting.retain(|record| record.job.spec.priority >= spec.priority);
     waiting.sort_by_key(|record| record.job.submitted_ms);
     waiting
 }
 
-/// How long a waiting job will run, from its VM's start; `None` if that is not known.
-async fn run_of(cluster: &Cluster, record: &JobRecord) -> Option<Estimate> {
-    let Prepared { job, history, others } = prepare_record(cluster, record).await.ok()?;
-    let mut facts = super::facts(cluster);
-    let spec = &record.job.spec;
-    let rented = rented_for_others(cluster, spec);
-    make_room(&mut facts, &without_room(cluster, spec, &rented), spec);
-    leave_out(&mut facts, &rented);
-    let plan = perigee_planner::plan(&Snapshot { cluster: facts, job, history, others }).ok()?;
-    let total = plan.options.first()?.total;
+/// The jobs of the queue, each with how long it will run from its VM's start. Those that take the same are predicted once.
+///
+/// # Errors
+/// Why that is not known, in words.
+async fn predicted(
+    cluster: &Arc<Cluster>,
+    spec: &JobSpec,
+    queue: &[Arc<JobRecord>],
+) -> Result<Vec<Waiting>, String> {
+    let all: usize = queue.iter().map(|record| vms(record)).sum();
+    if all > JOBS_MOST {
+        return Err(format!("{all} jobs wait, and a plan looks at {JOBS_MOST} of them at most"));
+    }
+    let mut kinds: BTreeMap<String, Arc<JobRecord>> = BTreeMap::new();
+    for record in queue.iter().filter(|record| !record.kind.is_persistent_vm()) {
+        kinds.entry(key_of(&record.job.spec)).or_insert_with(|| Arc::clone(record));
+    }
+    if kinds.len() > KINDS_MOST {
+        let kinds = kinds.len();
+        return Err(format!(
+            "{kinds} kinds of jobs wait, and a plan predicts {KINDS_MOST} of them at most"
+        ));
+    }
+    let unknown = |record: &JobRecord| {
+        let name = &record.job.spec.name;
+        // Jobs of other tenants have no names here.
+        let is_own = tenant_of(name) == tenant_of(&spec.name);
+        let which = if is_own { format!("job {}", record.job.id) } else { "a job".to_owned() };
+        format!("how long {which} takes that waits is not known")
+    };
+    let asked: Vec<_> = kinds.iter().map(|(key, one)| (key.clone(), Arc::clone(one))).collect();
+    let now = super::facts(cluster);
+    let mut snapshots = Vec::new();
+    for (key, facts) in read_facts(cluster, &asked).await {
+        let record = &kinds[&key];
+        let Prepared { mut job, history, others } = facts.map_err(|_| unknown(record))?;
+        forget_money(&mut job);
+        let mut facts = now.clone();
+        let rented = rented_for_others(cluster, &record.job.spec);
+        let full = without_room(cluster, &record.job.spec, &rented);
+        make_room(&mut facts, &full, &record.job.spec);
+        leave_out(&mut facts, &rented);
+        snapshots.push((key, Snapshot { cluster: facts, job, history, others }));
+    }
+    // It takes some milliseconds for each kind.
+    let runs = tokio::task::spawn_blocking(move || {
+        let run = |(key, snapshot): (String, Snapshot)| (key, run_of(&snapshot));
+        snapshots.into_iter().map(run).collect::<BTreeMap<String, Option<Estimate>>>()
+    });
+    let runs = runs.await.map_err(|e| format!("the prediction has failed: {e}"))?;
+    let mut jobs = Vec::new();
+    for record in queue {
+        let run = match record.kind.is_persistent_vm() {
+            true => NEVER,
+            false => {
+                let run = runs.get(&key_of(&record.job.spec)).copied().flatten();
+                run.ok_or_else(|| unknown(record))?
+            }
+        };
+        let waiting = || Waiting { id: record.job.id.clone(), demand: demand_of(record), run };
+        jobs.extend(std::iter::repeat_with(waiting).take(vms(record)));
+    }
+    Ok(jobs)
+}
+
+/// Of a job with several VMs each one takes room.
+fn vms(record: &JobRecord) -> usize {
+    record.job.spec.count.max(1) as usize
+}
+
+/// How long a job runs; `None` if the prediction does not help.
+fn run_of(snapshot: &Snapshot) -> Option<Estimate> {
+    let total = perigee_planner::plan(snapshot).ok()?.chosen()?.total;
     total.helps().then_some(total)
 }
 
@@ -172,10 +239,6 @@ struct Waiting {
     id: JobId,
     demand: Demand,
     run: Estimate,
-}
-
-fn job(record: &JobRecord, run: Estimate) -> Waiting {
-    Waiting { id: record.job.id.clone(), demand: demand_of(record), run }
 }
 
 impl Waiting {
@@ -197,10 +260,10 @@ impl Waiting {
 }
 
 /// What a host has, and the VMs that run there with the time that is left of each; `None` if that is not known.
-type HostNow = (Demand, Vec<(Demand, Option<Estimate>)>);
+pub type HostNow = (Demand, Vec<(Demand, Option<Estimate>)>);
 
 /// The hosts that take jobs, without those of `rented`.
-fn hosts(cluster: &Cluster, rented: &BTreeSet<HostId>) -> BTreeMap<HostId, HostNow> {
+pub fn hosts(cluster: &Cluster, rented: &BTreeSet<HostId>) -> BTreeMap<HostId, HostNow> {
     let up = cluster.hosts.up().into_iter().filter(|host| !rented.contains(&host.id));
     let up = up.filter(|host| cluster.hosts.drain(&host.id).is_none());
     let mut hosts: BTreeMap<HostId, HostNow> = up
@@ -211,8 +274,8 @@ fn hosts(cluster: &Cluster, rented: &BTreeSet<HostId>) -> BTreeMap<HostId, HostN
         .collect();
     for record in cluster.unfinished_jobs() {
         // The members of a gang have records of their own.
-        let at = record.job.host.as_ref().filter(|_| !record.kind.is_gang());
-        if let Some((_, running)) = at.and_then(|host| hosts.get_mut(host)) {
+        let at = if record.kind.is_gang() { None } else { place_of(cluster, &record) };
+        if let Some((_, running)) = at.and_then(|host| hosts.get_mut(&host)) {
             running.push((demand_of(&record), left(cluster, &record)));
         }
     }
@@ -253,13 +316,7 @@ fn snapshot(hosts: &BTreeMap<HostId, HostNow>, jobs: &[Waiting], end: End) -> re
     };
     rent::Snapshot {
         jobs: jobs.iter().map(|job| job.as_job(end)).collect(),
-        arrived: Vec::new(),
         hosts: hosts.iter().map(host).collect(),
-        offers: Vec::new(),
-        starts: BTreeMap::new(),
-        refusals: Vec::new(),
-        budget_left: Money::ZERO,
-        period: None,
-        rented_most: 0,
+        ..rent::Snapshot::default()
     }
 }

@@ -23,7 +23,7 @@ use super::request::{refusal_of, refused};
 use crate::clock::now_ms;
 use crate::cluster::renter::kind_key;
 use crate::cluster::{Cluster, for_vms_bytes};
-use crate::planning::renting::Sites;
+use crate::planning::renting::{Sites, like};
 use crate::planning::{self, Planned, seconds};
 
 /// `POST /jobs/plan`.
@@ -31,10 +31,14 @@ use crate::planning::{self, Planned, seconds};
 /// # Errors
 /// `NotFound` for an unknown volume, `Unavailable` when no host that is there can take the job, nor one that could be rented.
 pub async fn plan(cluster: &Arc<Cluster>, spec: &JobSpec) -> Result<JobPlan, Problem> {
-    let (planned, (offers, mut not_considered)) =
+    let (planned, (mut offers, mut not_considered)) =
         tokio::join!(planning::plan(cluster, spec), offers(cluster));
     let Planned { mut snapshot, waits, plan } = planned?;
     planning::links::add_remembered(cluster, &mut snapshot.cluster);
+    let like = like(&cluster.rentals.all_alive(), &snapshot.cluster);
+    for facts in &mut offers {
+        facts.like = like.get(&kind_key(&facts.provider, &facts.offer.kind)).cloned();
+    }
     let (rented, refused) = match spec.count {
         0 | 1 => at_offers(&snapshot, offers),
         // No plan compares ways for several VMs.
@@ -122,6 +126,7 @@ impl Of<'_> {
             memory_bytes: for_vms_bytes(offer.memory_bytes),
             disk_bytes: RENT_DISK_DEFAULT_BYTES,
             site,
+            like: None,
             start: self.starts.get(&kind_key(self.provider, &offer.kind)).copied(),
             refused,
             budget_left: self.budget_left,

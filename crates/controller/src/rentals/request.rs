@@ -18,6 +18,7 @@ use perigee_model::{HostId, Problem, RentalId, SiteId};
 use super::{money, offered};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
+use crate::planning::renting::Sites;
 use crate::records::{RentalIntent, RentalRecord, rental_intent_key, rental_key};
 
 /// For so long a kind that a provider has refused somewhere is rented there only if somebody names the zone.
@@ -100,7 +101,7 @@ fn check(cluster: &Cluster, ask: &RentHost) -> Result<(), Problem> {
         Problem::conflict(&what, e)
             .next("rentals that are over count too, for 31 days if they have cost something")
     })?;
-    site_of(ask, &what).map(drop)
+    Ok(())
 }
 
 /// Records that such a host is wanted.
@@ -114,7 +115,8 @@ async fn record(
     let what = format!("can't rent a {}", ask.kind);
     let provider = Arc::clone(cluster.settings.renting.provider(&ask.provider)?);
     price_counts(&what, &offer, provider.price_age_max_s())?;
-    let site = site_of(&ask, &what)?;
+    let site = site_of(&Sites::of(cluster), &ask, &offer)
+        .ok_or_else(|| no_site(&what, provider.name()))?;
     let id = match ask.id {
         Some(id) => id,
         None => new_id()?,
@@ -170,14 +172,6 @@ async fn record(
     get(cluster, &id)
 }
 
-/// The site of the host: one with the provider's name if nobody names one.
-fn site_of(ask: &RentHost, what: &str) -> Result<SiteId, Problem> {
-    let named = ask.site.clone();
-    named
-        .map_or_else(|| SiteId::new(&ask.provider), Ok)
-        .map_err(|e| Problem::invalid(what, e).next("name the site of the host: --site SITE"))
-}
-
 /// The address at which hosts reach the controller.
 fn controller_url(cluster: &Cluster, asked: Option<String>, what: &str) -> Result<String, Problem> {
     let next =
@@ -196,6 +190,16 @@ fn controller_url(cluster: &Cluster, asked: Option<String>, what: &str) -> Resul
     Ok(url)
 }
 
+/// The site of a host of this offer: [`Sites::at`] if nobody names one.
+fn site_of(sites: &Sites, ask: &RentHost, offer: &Offer) -> Option<SiteId> {
+    ask.site.clone().or_else(|| sites.at(&ask.provider, &offer.zone))
+}
+
+fn no_site(what: &str, provider: &str) -> Problem {
+    let why = format!("no site can have the provider's name {provider:?}");
+    Problem::invalid(what, why).next("name the site of the host: --site SITE")
+}
+
 /// The offer that is meant. Without a zone: one where the provider has refused nothing lately; of those the one in the zone of the site's other
 /// rented hosts, for what goes between zones is slower and may cost money; else the cheapest one.
 async fn offer(
@@ -205,7 +209,6 @@ async fn offer(
 ) -> Result<Offer, Problem> {
     let (name, kind) = (provider.name(), &ask.kind);
     let what = format!("can't rent a {kind} of {name}");
-    let site = site_of(ask, &what)?;
     let offers = offered::ask(cluster, provider).await.map_err(|error| {
         let why = format!("{}: {}", error.kind, error.message);
         match error.kind {
@@ -228,10 +231,11 @@ async fn offer(
     if ask.zone.is_none() {
         meant.retain(|offer| refusal_of(cluster, &refused, offer).is_none());
     }
-    let of_site = zone_of_site(cluster, name, &site);
+    let sites = Sites::of(cluster);
     // A price that is not known is last.
-    meant.sort_by_key(|offer| {
-        let is_elsewhere = of_site.as_ref().is_some_and(|zone| *zone != offer.zone);
+    meant.sort_by_cached_key(|offer| {
+        let zone = site_of(&sites, ask, offer).and_then(|site| zone_of_site(cluster, name, &site));
+        let is_elsewhere = zone.is_some_and(|zone| zone != offer.zone);
         let price = offer.price.per_hour_micros.map_or(u64::MAX, std::num::NonZeroU64::get);
         (is_elsewhere, price)
     });

@@ -9,8 +9,10 @@ use perigee_model::vm::{Cpu, Hardware};
 use perigee_model::{ProblemKind, VmId};
 
 use super::fake::FakeHost;
-use super::{Lab, data_volume, finish, running_as, spec, vm_of, wait_for};
-use crate::{hosts, jobs};
+use super::{Lab, PATIENCE, TIMING, data_volume, finish, running_as, spec, vm_of, wait_for};
+use crate::cluster::Timing;
+use crate::cluster::moved;
+use crate::{hosts, jobs, planning};
 
 /// A job of a quarter of a GiB without data, that starts anywhere.
 fn small() -> JobSpec {
@@ -73,6 +75,59 @@ async fn a_home_is_asked_about_a_few_queued_jobs_at_a_time() {
     let max = lab.cloud.inside().infos_open_max;
     assert!(max < 16, "about {max} at once");
     lab.cloud.inside().holds_infos = false;
+}
+
+/// A plan waited for it at the host where it had been.
+#[tokio::test]
+async fn a_plan_waits_for_a_vm_where_it_has_arrived() {
+    let mut lab = Lab::up().await;
+    let (id, vm) = running_as(&lab, spec(Access::Read)).await;
+    lab.supervisor.stop().await;
+    lab.start_controller(Timing { host_deadline: PATIENCE, ..TIMING }).await;
+    let known = async || {
+        let reports = [&lab.home, &lab.cloud].map(|host| lab.cluster.hosts.report(&host.id));
+        reports.iter().all(Option::is_some).then_some(())
+    };
+    wait_for("the hosts' reports", known).await;
+    lab.wait_for_state(&id, JobState::Running).await;
+    // Nobody looks at what follows but the plan.
+    lab.supervisor.stop().await;
+    let waited_for = || {
+        let hosts = planning::hosts_that_are_waited_for(&lab.cluster, &Default::default());
+        let busy = hosts.into_iter().filter(|(_, (_, running))| !running.is_empty());
+        busy.map(|(host, _)| host).collect::<Vec<_>>()
+    };
+    assert_eq!(waited_for(), [lab.home.id.clone()]);
+    lab.cluster.index.put_migration(&moved(vm.as_str(), 1));
+    assert_eq!(waited_for(), [lab.cloud.id.clone()]);
+}
+
+/// A job that fills `home1`, with a timeout that makes it a kind of its own.
+fn fills_home(timeout_s: u64) -> JobSpec {
+    JobSpec { memory_bytes: 900 << 20, timeout_s: Some(timeout_s), ..spec(Access::Read) }
+}
+
+#[tokio::test]
+async fn a_plan_names_the_limit_of_the_kinds_of_jobs_that_it_predicts() {
+    let lab = Lab::up().await;
+    running_as(&lab, fills_home(60)).await;
+    let why = async || {
+        let planned = planning::plan(&lab.cluster, &fills_home(60)).await.expect("a plan");
+        let [wait] = planned.waits.as_slice() else { panic!("{:?}", planned.waits) };
+        wait.why.clone()
+    };
+    for _ in 0..40 {
+        lab.submit(fills_home(60)).await;
+    }
+    let of_one_kind = why().await;
+    assert!(!of_one_kind.contains("kinds of jobs wait"), "{of_one_kind}");
+    for kind in 1..=32 {
+        lab.submit(fills_home(60 + kind)).await;
+    }
+    let limit = "33 kinds of jobs wait, and a plan predicts 32 of them at most";
+    let of_many = why().await;
+    assert!(of_many.contains(limit), "{of_many}");
+    lab.supervisor.stop().await;
 }
 
 /// Its host was kept free, and was not given to it.

@@ -1,6 +1,6 @@
 //! qemu-nbd beside the data: what QEMU reads from over a network without Perigee.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -102,7 +102,7 @@ pub fn copy_volume(
     volume: &VolumeName,
     raw: &Path,
 ) -> Result<(), Problem> {
-    let socket: PathBuf = lab.dir().join("hosts").join(home.as_str()).join("volume.sock");
+    let socket = lab.lab_dir().volume_socket(home);
     let from = format!("nbd+unix:///{volume}?socket={}", socket.display());
     run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &from, &raw.display().to_string()])
 }

@@ -38,6 +38,12 @@ pub struct JobRow {
 }
 
 impl JobRow {
+    /// Where its VM began, in words; `None` if it has not begun.
+    pub fn place(&self) -> Option<String> {
+        let host = self.host.as_ref()?;
+        Some(if self.rented { format!("{host} (rented)") } else { host.to_string() })
+    }
+
     /// What the job has waited until its end, at this price for an hour.
     pub fn waiting(&self, per_hour: Money) -> Option<Money> {
         Some(waiting(per_hour, self.ended_s? - self.submitted_s))
@@ -147,6 +153,15 @@ impl Outcome {
         }
         faults.extend(self.left_behind.iter().map(|what| format!("{what} is left")));
         faults
+    }
+
+    /// What is said below the tables of jobs and rentals: the bill, the story, and what is wrong.
+    pub fn lines(&self) -> Vec<String> {
+        let (spent, predicted) = self.bill();
+        let bill =
+            format!("the bill: {spent} spent, {predicted} predicted, {} allowed", self.budget);
+        let wrong = self.faults().into_iter().map(|fault| format!("WRONG: {fault}"));
+        [bill, String::new()].into_iter().chain(self.summary()).chain(wrong).collect()
     }
 
     /// The story in some sentences.
@@ -274,6 +289,15 @@ pub mod tests {
         ] {
             assert!(faults.contains(word), "{word:?} is not in {faults:?}");
         }
+    }
+
+    #[test]
+    fn the_lines_below_the_tables_have_the_bill_and_what_is_wrong() {
+        let mut story = outcome();
+        story.left_behind.push("a process".to_owned());
+        let lines = story.lines();
+        assert_eq!(lines[0], "the bill: $0.11 spent, $0.12 predicted, $3.00 allowed");
+        assert_eq!(lines.last().map(String::as_str), Some("WRONG: a process is left"));
     }
 
     #[test]

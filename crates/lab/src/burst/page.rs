@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::outcome::{JobRow, Outcome, minutes};
-use super::print;
+use perigee_model::money::Money;
+
+use super::outcome::{JobRow, Outcome, RentalRow, minutes};
 use crate::report::page::{self, TABLE_END, figure, row, table};
 use crate::report::svg::{Anchor, Scale, Svg, escape};
 
@@ -63,7 +64,7 @@ fn rentals(page: &mut String, outcome: &Outcome) {
     ];
     table(page, "Rented hosts", &text, &columns);
     for rental in &outcome.rentals {
-        let mut cells = print::rental(rental).to_vec();
+        let mut cells = cells_of_rental(rental).to_vec();
         cells.push(rental.why.clone());
         row(page, "", &cells);
     }
@@ -89,11 +90,50 @@ fn jobs(page: &mut String, outcome: &Outcome) {
     ];
     table(page, "Jobs", &text, &columns);
     for job in &outcome.jobs {
-        let mut cells = print::job(job).to_vec();
+        let mut cells = cells_of_job(job).to_vec();
         cells.push(job.task.data().to_owned());
         row(page, if job.rented { "chosen" } else { "" }, &cells);
     }
     page.push_str(TABLE_END);
+}
+
+fn cells_of_job(job: &JobRow) -> [String; 8] {
+    [
+        job.job.to_string(),
+        or_dash(job.place()),
+        or_dash(job.predicted.map(|predicted| predicted.or_at_least())),
+        or_dash(job.measured_s.map(|seconds| format!("{seconds:.0}"))),
+        money(job.predicted_cost),
+        money(job.spent),
+        job.way.clone(),
+        job.why.clone(),
+    ]
+}
+
+fn cells_of_rental(rental: &RentalRow) -> [String; 9] {
+    [
+        rental.rental.to_string(),
+        rental.kind.clone(),
+        seconds(rental.asked_s),
+        seconds(rental.joined_s),
+        seconds(rental.ended_s),
+        money(rental.predicted),
+        rental.reserved.to_string(),
+        money(rental.spent),
+        rental.ends_because.clone(),
+    ]
+}
+
+fn seconds(at_s: Option<f64>) -> String {
+    or_dash(at_s.map(|at_s| format!("{at_s:.0} s")))
+}
+
+fn money(money: Option<Money>) -> String {
+    or_dash(money.map(|money| money.to_string()))
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
 }
 
 /// A line for each job that ran at a host at the same time as others.
@@ -135,7 +175,7 @@ fn hosts(outcome: &Outcome) -> String {
     let mut y = 8.0;
     for (host, lanes) in &hosts {
         svg.text("server", (LEFT - 10.0, y + 13.0), Anchor::End, host);
-        let of_host = |rental: &&super::RentalRow| rental.rental.as_str() == host;
+        let of_host = |rental: &&RentalRow| rental.rental.as_str() == host;
         if let Some(rental) = outcome.rentals.iter().find(of_host) {
             let (from, to) = (rental.asked_s.unwrap_or(0.0), rental.ended_s.unwrap_or(longest_s));
             svg.line("axis", (scale.at(from.max(0.0)), y), (scale.at(to), y));

@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use perigee_http::Client;
+use perigee_http::certificate::hex;
 use perigee_model::job::{ClusterVolume, JobSpec, NewVolume};
 use perigee_model::money::Money;
 use perigee_model::volume::VolumeSource;
 use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId, VolumeName, job_file};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use crate::command::run_within;
 use crate::definition::{Definition, LabId, SiteDef};
@@ -193,19 +195,20 @@ pub fn volume(of: Task) -> Result<VolumeName, Problem> {
 /// # Errors
 /// The step that failed.
 pub async fn make_volume(lab: &Lab, client: &Client, of: Task) -> Result<(), Problem> {
-    let host = lab.definition.hosts().map(|(_, host)| host.clone()).next();
+    let (_, host) = lab.definition.hosts().next().ok_or_else(|| {
+        Problem::internal(format!("can't make volume {}", of.volume()), "the lab has no host")
+    })?;
     let leave_site = if of == Task::Audit { LeaveSite::Never } else { LeaveSite::default() };
     let new = NewVolume {
         name: volume(of)?,
-        host: host.clone(),
+        host: Some(host.clone()),
         size_bytes: Some(VOLUME_BYTES),
         source: VolumeSource::Empty,
         leave_site,
     };
     let _: ClusterVolume = client.post("/v1/volumes", &new).await?;
     let file = filesystem(lab.dir(), of).await?;
-    let host = host.map(|host| host.to_string()).unwrap_or_default();
-    let socket = lab.dir().join("hosts").join(host).join("volume.sock");
+    let socket = lab.lab_dir().volume_socket(host);
     let export = format!("nbd+unix:///{}?socket={}", of.volume(), socket.display());
     let args = ["convert", "-n", "-f", "raw", "-O", "raw", &file.to_string_lossy(), &export];
     run_within(FILL_MAX, "qemu-img", &args).await?;
@@ -238,9 +241,7 @@ async fn filesystem(dir: &Path, of: Task) -> Result<PathBuf, Problem> {
 }
 
 fn sum_line(bytes: &[u8], name: &str) -> String {
-    use sha2::{Digest as _, Sha256};
-    let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{hex}  {name}\n")
+    format!("{}  {name}\n", hex(&Sha256::digest(bytes)))
 }
 
 #[cfg(test)]

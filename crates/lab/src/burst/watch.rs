@@ -11,7 +11,7 @@ use perigee_model::plan::Decision;
 use perigee_model::rental::Rental;
 use perigee_model::rental::states::RentalState;
 use perigee_model::renting::Renting;
-use perigee_model::{HostId, JobId, Problem, RentalId};
+use perigee_model::{HostId, Problem, RentalId};
 
 use super::outcome::{Event, JobRow, RentalRow, minutes};
 use super::stage::Task;
@@ -151,9 +151,11 @@ impl<'a> Watch<'a> {
         let rentals: Vec<Rental> = self.client.get("/v1/rentals").await?;
         self.note_renting(&renting);
         rentals.into_iter().for_each(|rental| self.note_rental(rental));
-        for at in 0..self.jobs.len() {
-            if !self.jobs[at].job.state.is_final() {
-                self.look_at_job(at).await?;
+        let jobs: Vec<Job> = self.client.get("/v1/jobs").await?;
+        for now in jobs {
+            let at = self.jobs.iter().position(|one| one.job.id == now.id);
+            if let Some(at) = at.filter(|at| !self.jobs[*at].job.state.is_final()) {
+                self.note_job(at, now).await?;
             }
         }
         Ok(())
@@ -205,9 +207,8 @@ impl<'a> Watch<'a> {
         self.rentals.insert(rental.id.clone(), rental);
     }
 
-    async fn look_at_job(&mut self, at: usize) -> Result<(), Problem> {
-        let id: JobId = self.jobs[at].job.id.clone();
-        let now: Job = self.client.get(&format!("/v1/jobs/{id}")).await?;
+    async fn note_job(&mut self, at: usize, now: Job) -> Result<(), Problem> {
+        let id = now.id.clone();
         let is_placed = now.started_ms.is_some() && self.jobs[at].host.is_none();
         if let Some(host) = now.host.clone().filter(|_| is_placed) {
             let decision = self.cluster.decisions(&id).await?.into_iter().next();

@@ -79,7 +79,7 @@ impl<'a> Ground<'a> {
 
     /// The NBD socket of a host's volume server.
     pub fn socket(&self, host: &HostId) -> PathBuf {
-        self.lab.lab_dir().host(host).join("volume.sock")
+        self.lab.lab_dir().volume_socket(host)
     }
 
     /// What the controller says of a volume.

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use perigee_model::Problem;
-use perigee_model::rental::{Instance, InstanceState, NewInstance};
+use perigee_model::rental::{Instance, InstanceState, ListedInstance, NewInstance};
 use serde::{Deserialize, Serialize};
 
 use crate::process::{Process, wait_until};
@@ -32,14 +32,6 @@ const LOCK_DEADLINE: Duration = Duration::from_secs(60);
 /// Records that are kept. The oldest of those that are gone are removed.
 const RECORDS_MAX: usize = 1000;
 const PASSABLE: u32 = 0o711;
-
-/// An instance in a list.
-#[derive(Debug, Serialize)]
-pub struct Listed<'a> {
-    cluster: &'a str,
-    #[serde(flatten)]
-    instance: Instance,
-}
 
 /// An instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,8 +87,8 @@ impl Record {
     }
 
     /// The same in a list.
-    pub fn listed(&self) -> Listed<'_> {
-        Listed { cluster: &self.cluster, instance: self.told() }
+    pub fn listed(&self) -> ListedInstance {
+        ListedInstance { cluster: self.cluster.clone(), instance: self.told() }
     }
 
     pub fn is_there(&self) -> bool {

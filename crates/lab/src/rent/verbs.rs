@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use perigee_model::Problem;
 use perigee_model::rental::{CloudErrorKind, InstanceState, NewInstance, Notice};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IntoDeserializer as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -185,14 +185,9 @@ fn check(lab: &Lab, records: &Records, new: &NewInstance, all: &[Record]) -> Res
 
 fn told_to_refuse(text: &str) -> Failure {
     let (word, why) = text.trim().split_once(char::is_whitespace).unwrap_or((text.trim(), ""));
-    let kind = match word {
-        "no-capacity" => CloudErrorKind::NoCapacity,
-        "quota" => CloudErrorKind::Quota,
-        "not-allowed" => CloudErrorKind::NotAllowed,
-        "throttled" => CloudErrorKind::Throttled,
-        "refused" => CloudErrorKind::Refused,
-        _ => CloudErrorKind::Unclear,
-    };
+    let kind: Result<_, serde::de::value::Error> =
+        CloudErrorKind::deserialize(word.into_deserializer());
+    let kind = kind.unwrap_or(CloudErrorKind::Unclear);
     Failure::new(kind, if why.is_empty() { "the lab was told to refuse" } else { why })
 }
 
@@ -221,4 +216,20 @@ fn notices(records: &Records, cluster: &str) -> Result<Vec<Notice>, Problem> {
         }
     }
     Ok(notices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_word_of_a_refusal_is_its_kind_as_the_answer_has_it() {
+        let told = told_to_refuse("no-capacity none is free\n");
+        assert_eq!(
+            (told.kind, told.message.as_str()),
+            (CloudErrorKind::NoCapacity, "none is free")
+        );
+        assert_eq!(told_to_refuse("quota").message, "the lab was told to refuse");
+        assert_eq!(told_to_refuse("nonsense").kind, CloudErrorKind::Unclear);
+    }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use perigee_http::Client;
+use perigee_http::certificate::hex;
 use perigee_model::job::{
     ClusterImage, ClusterVolume, Job, JobSpec, JobState, MigrationState, NewVolume, Restart,
 };
@@ -236,7 +237,7 @@ fn expected(number: u32) -> String {
     for line in 1..=number {
         hash.update(format!("{line}\n"));
     }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&hash.finalize())
 }
 
 #[cfg(test)]

@@ -94,7 +94,7 @@ pub enum HostVerb {
         /// Other hosts to measure against [default: another one of its site, and one of each other site]
         #[arg(long, value_name = "HOST,…", value_delimiter = ',')]
         against: Vec<HostId>,
-        /// How long each figure is measured at most, 1 to 60 s
+        /// For how long each figure is measured, 1 to 60 s; a slow disk takes longer
         #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10s")]
         length: u64,
         /// Also while VMs are there, which disturb it and are disturbed

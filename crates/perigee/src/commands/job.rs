@@ -41,7 +41,8 @@ pub enum Verb {
         #[arg(long)]
         inputs_from_anywhere: bool,
     },
-    /// Predict how long a job would take, and where it would run.
+    /// Predict how long a job would take, where it would run, and what it would take and cost at hosts that could be rented.
+    /// Nothing starts, and nothing is rented.
     ///
     /// Exit code 0: nothing would move; 1: something would move; 255: error.
     Plan {

@@ -36,7 +36,7 @@ pub enum Verb {
         /// One that the provider may take back at any time
         #[arg(long)]
         spot: bool,
-        /// The site that the host belongs to [default: one with the provider's name]
+        /// The site that the host belongs to [default: as the provider's newest host in the zone, else the one with the zone's name if own hosts are there, else one with the provider's name]
         #[arg(long)]
         site: Option<SiteId>,
         /// Give it back after so long, as `2h` [default: when `perigee rent end` says so]
@@ -105,8 +105,8 @@ const OFFERS: &[Column<Offered>] = &[
     ("spot", |o| yes(o.offer.spot)),
     ("cpus", |o| o.offer.cpus.to_string()),
     ("memory", |o| output::bytes(o.offer.memory_bytes)),
-    ("kvm", |o| o.offer.kvm.map_or_else(|| "-".to_owned(), yes)),
-    ("an hour", |o| money(o.offer.price.machine(3600))),
+    ("kvm", |o| output::or_dash(o.offer.kvm.map(yes).as_ref())),
+    ("an hour", |o| output::or_dash(o.offer.price.machine(3600).as_ref())),
     ("refused lately", |o| o.refused.clone()),
 ];
 
@@ -117,7 +117,7 @@ const RENTALS: &[Column<Rental>] = &[
     ("zone", |r| r.offer.zone.clone()),
     ("site", |r| r.site.to_string()),
     ("state", |r| r.state.to_string()),
-    ("predicted", |r| r.predicted.map_or_else(|| "-".to_owned(), |money| money.to_string())),
+    ("predicted", |r| output::or_dash(r.predicted.as_ref())),
     ("reserved", |r| r.reserved.to_string()),
     ("spent", Rental::spent_in_words),
     ("why", |r| r.why.clone()),
@@ -130,18 +130,16 @@ const DETAILS: &[Column<Rental>] = &[
     ("spot", |r| yes(r.offer.spot)),
     ("instance", |r| output::or_dash(r.instance.as_ref())),
     ("address", |r| output::or_dash(r.address.as_ref())),
-    ("an hour", |r| money(r.offer.price.machine(3600))),
+    ("an hour", |r| output::or_dash(r.offer.price.machine(3600).as_ref())),
     ("left its site", left),
-    ("reserved until", |r| r.reserved_until_ms.map_or_else(|| "-".to_owned(), output::time)),
-    ("given back at", |r| r.until_ms.map_or_else(|| "-".to_owned(), output::time)),
-    ("taken back at", |r| r.notice_ms.map_or_else(|| "-".to_owned(), output::time)),
+    ("reserved until", |r| output::or_dash(r.reserved_until_ms.map(output::time).as_ref())),
+    ("given back at", |r| output::or_dash(r.until_ms.map(output::time).as_ref())),
+    ("taken back at", |r| output::or_dash(r.notice_ms.map(output::time).as_ref())),
     ("ends because", |r| output::or_dash(r.ends_because.as_ref())),
     ("requests", |r| r.asks.to_string()),
-    ("rented because", |r| {
-        r.rented_for.as_ref().map_or_else(|| "-".to_owned(), |of| of.why.clone())
-    }),
-    ("for jobs", |r| r.rented_for.as_ref().map_or_else(|| "-".to_owned(), renting::jobs)),
-    ("first job at", |r| r.first_job_ms.map_or_else(|| "-".to_owned(), output::time)),
+    ("rented because", |r| output::or_dash(r.rented_for.as_ref().map(|of| &of.why))),
+    ("for jobs", |r| output::or_dash(r.rented_for.as_ref().map(renting::jobs).as_ref())),
+    ("first job at", |r| output::or_dash(r.first_job_ms.map(output::time).as_ref())),
     ("steps", |r| r.steps.iter().map(step).collect::<Vec<_>>().join("\n")),
 ];
 
@@ -161,10 +159,6 @@ fn step(step: &RentalStep) -> String {
 
 fn yes(is: bool) -> String {
     if is { "yes" } else { "no" }.to_owned()
-}
-
-fn money(money: Option<Money>) -> String {
-    money.map_or_else(|| "-".to_owned(), |money| money.to_string())
 }
 
 /// Asks the controller.

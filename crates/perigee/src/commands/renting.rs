@@ -2,7 +2,6 @@
 
 use perigee_http::Client;
 use perigee_model::Problem;
-use perigee_model::money::Money;
 use perigee_model::renting::{RentDecision, RentedFor, Renting, SetRenting};
 
 use crate::output::{self, Column, Format};
@@ -17,8 +16,8 @@ const MODE: &[Column<Renting>] = &[
         )
     }),
     ("most", |r| format!("{} hosts at once", r.settings.most)),
-    ("budget left", |r| money(r.budget_left)),
-    ("looked", |r| r.looked_ms.map_or_else(|| "-".to_owned(), output::time)),
+    ("budget left", |r| output::or_dash(r.budget_left.as_ref())),
+    ("looked", |r| output::or_dash(r.looked_ms.map(output::time).as_ref())),
 ];
 
 const DECISIONS: &[Column<RentDecision>] = &[
@@ -30,14 +29,10 @@ const DECISIONS: &[Column<RentDecision>] = &[
     ("kind", |d| d.kind.clone()),
     ("zone", |d| d.zone.clone()),
     ("spot", |d| if d.spot { "yes" } else { "no" }.to_owned()),
-    ("saves", |d| money(d.rented_for.as_ref().map(|of| of.saves))),
-    ("costs", |d| money(d.rented_for.as_ref().map(|of| of.costs))),
+    ("saves", |d| output::or_dash(d.rented_for.as_ref().map(|of| &of.saves))),
+    ("costs", |d| output::or_dash(d.rented_for.as_ref().map(|of| &of.costs))),
     ("why", |d| d.why.clone()),
 ];
-
-fn money(money: Option<Money>) -> String {
-    money.map_or_else(|| "-".to_owned(), |money| money.to_string())
-}
 
 /// The jobs that are to run at a host, the first ones by their names.
 pub fn jobs(of: &RentedFor) -> String {
@@ -91,7 +86,8 @@ pub async fn advise(client: &Client, format: Format) -> Result<(), Problem> {
             start.starts
         ));
     }
-    if !shown.last.is_empty() {
+    // CSV has one heading.
+    if format == Format::Table && !shown.last.is_empty() {
         output::text("the last decisions:");
         output::list(format, &shown.last, DECISIONS)?;
     }

@@ -31,5 +31,10 @@ pub async fn until_within<T>(
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    Err(Problem::internal("test", format!("waited {patience:?} for {what}; {last}")))
+    Err(failed(format!("waited {patience:?} for {what}; {last}")))
+}
+
+/// An error and not a panic, so that the lab is taken down.
+pub fn failed(why: impl std::fmt::Display) -> Problem {
+    Problem::internal("test", why)
 }

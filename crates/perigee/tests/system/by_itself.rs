@@ -10,7 +10,7 @@ use perigee_model::rental::Rental;
 use perigee_model::rental::states::RentalState;
 use perigee_model::renting::{RENTED_BY_RULE, Renting};
 
-use super::{Checked, System, ensure, host, until_within, with_system_of};
+use super::{Checked, System, ensure, failed, host, until_within, with_system_of};
 
 /// As many as the own host, which has room for one of them at a time, needs some minutes for.
 const JOBS: usize = 30;
@@ -46,7 +46,7 @@ impl System {
             if rental.is_none() {
                 let shown: Renting = self.get("/v1/renting").await?;
                 let why = format!("{all:?} {} {:?}", shown.nothing_because, shown.not_known);
-                return Err(perigee_model::Problem::internal("test", why));
+                return Err(failed(why));
             }
             Ok(rental)
         })

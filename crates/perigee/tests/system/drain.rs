@@ -11,8 +11,8 @@ use perigee_model::job::{ClusterVolume, Host, Job, JobState};
 use perigee_model::network::ClusterNetwork;
 use perigee_model::{HostId, JobId};
 
-use super::tenant_network::{World, failed};
-use super::{Checked, System, ensure, host, until, with_system, writer_job};
+use super::tenant_network::World;
+use super::{Checked, System, ensure, failed, host, until, with_system, writer_job};
 
 const MIB: u64 = 1 << 20;
 

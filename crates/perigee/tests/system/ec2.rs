@@ -12,18 +12,17 @@ use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use perigee_lab::netns::within;
+use perigee_model::ProblemKind;
 use perigee_model::job::{Host, Job, JobState};
 use perigee_model::rental::states::RentalState;
 use perigee_model::rental::{ProviderOffers, Rental};
 use perigee_model::units::format_time;
-use perigee_model::{Problem, ProblemKind};
 use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 
-use super::tenant_network::failed;
-use super::{Checked, System, ensure, until, with_system, writer_job};
+use super::{Checked, System, ensure, failed, until, with_system, writer_job};
 use crate::patience::PATIENCE;
 use faults::{Fault, Faults};
 
@@ -80,13 +79,9 @@ impl Proxy {
             Ok(())
         };
         let thread = std::thread::spawn(move || within(&namespace, serve));
-        let faults = told.await.map_err(|_| internal("the proxy has ended".to_owned()))?;
+        let faults = told.await.map_err(|_| failed("the proxy has ended".to_owned()))?;
         Ok(Self { faults, stop: Some(stop), thread: Some(thread) })
     }
-}
-
-fn internal(why: String) -> Problem {
-    Problem::internal("test", why)
 }
 
 /// One instance in `rented/moto.json`.
@@ -110,7 +105,7 @@ impl Ec2 {
         let mut process = command.spawn().map_err(failed)?;
         let bridge = first_line(&mut process).await?;
         let port = bridge.rsplit(':').next().and_then(|port| port.parse().ok());
-        let port = port.ok_or_else(|| internal(format!("the bridge is at {bridge:?}")))?;
+        let port = port.ok_or_else(|| failed(format!("the bridge is at {bridge:?}")))?;
         let proxy = Proxy::before(port, namespace.clone()).await?;
         let keys = tempfile::tempdir().map_err(failed)?;
         let file = keys.path().join("keys");
@@ -134,7 +129,7 @@ impl Ec2 {
         let mut command = in_namespace(&self.namespace, &self.python);
         let ask = command.args(["-c", STATES, &self.bridge, REGION]).output();
         let output = tokio::time::timeout(PATIENCE, ask).await;
-        let output = output.map_err(|_| internal("moto does not answer".to_owned()))?;
+        let output = output.map_err(|_| failed("moto does not answer".to_owned()))?;
         let output = output.map_err(failed)?;
         ensure!(output.status.success(), "boto3: {output:?}");
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -155,8 +150,7 @@ async fn first_line(process: &mut Child) -> Checked<String> {
     let mut line = String::new();
     let mut says = BufReader::new(says);
     let read = tokio::time::timeout(PATIENCE, says.read_line(&mut line)).await;
-    read.map_err(|_| internal("the bridge does not say where it is".to_owned()))?
-        .map_err(failed)?;
+    read.map_err(|_| failed("the bridge does not say where it is".to_owned()))?.map_err(failed)?;
     ensure!(line.ends_with('\n'), "the bridge has ended: {line:?}");
     Ok(line.trim().to_owned())
 }
@@ -186,8 +180,8 @@ impl System {
             Ok((rental.state == wanted).then_some(Ok(rental)))
         })
         .await;
-        let found = found.map_err(|problem| internal(format!("{problem}\n{}", self.consoles())))?;
-        found.map_err(|rental| internal(format!("it ended: {rental:?}\n{}", self.consoles())))
+        let found = found.map_err(|problem| failed(format!("{problem}\n{}", self.consoles())))?;
+        found.map_err(|rental| failed(format!("it ended: {rental:?}\n{}", self.consoles())))
     }
 
     /// What rented hosts have printed.
@@ -201,7 +195,7 @@ impl System {
     /// The hosts of the lab by moto's names of its instances.
     fn bridged(&self) -> Checked<BTreeMap<String, Bridged>> {
         let text = std::fs::read(self.lab.dir().join("rented/moto.json")).map_err(failed)?;
-        serde_json::from_slice(&text).map_err(|error| internal(error.to_string()))
+        serde_json::from_slice(&text).map_err(failed)
     }
 
     /// Network namespaces, and directories of hosts that the lab has rented out.
@@ -230,7 +224,7 @@ async fn rent(system: &System, ec2: &Ec2) -> Checked<Rental> {
     let ask = ["rent", "host", "--provider", "ec2", "--kind", "m5.large", "--site", "cloud"];
     let said = system.does(&[&["-f", "json"][..], &ask].concat())?;
     let rental: Rental =
-        serde_json::from_str(&said).map_err(|error| internal(format!("{error}: {said}")))?;
+        serde_json::from_str(&said).map_err(|error| failed(format!("{error}: {said}")))?;
     let joined = system.rental_is(rental.id.as_str(), RentalState::Joined).await?;
     ensure!(ec2.proxy.faults.all_happened(), "not all faults have happened: {joined:?}");
     ensure!(joined.asks == 1, "the instance was not found by its tag: {joined:?}");
@@ -247,7 +241,7 @@ async fn rent(system: &System, ec2: &Ec2) -> Checked<Rental> {
 async fn is_taken_back(system: &System, rental: &Rental, job: &Job) -> Checked<Rental> {
     let bridged = system.bridged()?;
     let own = rental.instance.as_ref().and_then(|instance| bridged.get(instance));
-    let own = own.ok_or_else(|| internal(format!("{bridged:?}")))?;
+    let own = own.ok_or_else(|| failed(format!("{bridged:?}")))?;
     let notice = system.lab.dir().join("rented").join(&own.host).join("notice");
     // EC2 says it two minutes before. A busy machine has more time.
     let ends_s = now_s() + 3600;

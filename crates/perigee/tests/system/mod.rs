@@ -29,16 +29,16 @@ use perigee_model::job::{
 };
 use perigee_model::volume::{Attachment, VolumeInfo, VolumeSource};
 use perigee_model::volume_move::VolumesOnMove;
-use perigee_model::{HostId, JobId, Problem, VolumeName, job_file};
+use perigee_model::{HostId, JobId, VolumeName, job_file};
 use serde::de::DeserializeOwned;
 
-pub use crate::patience::{Checked, until, until_within};
+pub use crate::patience::{Checked, failed, until, until_within};
 
 /// Fails the test with a sentence; an error and not a panic, so that the lab is taken down.
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
         if !$condition {
-            return Err(perigee_model::Problem::internal("test", format!($($text)+)));
+            return Err($crate::patience::failed(format!($($text)+)));
         }
     };
 }
@@ -232,7 +232,7 @@ impl System {
         until("the volumes to follow", async || {
             let Some(vm) = self.arrived(job, to).await? else { return Ok(None) };
             if vm.volumes.iter().any(VmVolume::is_moving) {
-                return Err(Problem::internal("test", format!("{:?}", vm.volumes)));
+                return Err(failed(format!("{:?}", vm.volumes)));
             }
             let elsewhere = vm.volumes.iter().find(|volume| volume.home != host(to));
             ensure!(elsewhere.is_none(), "{elsewhere:?}");
@@ -301,7 +301,7 @@ impl System {
             let vm: Vm = self.get(&format!("/v1/vms/{id}")).await?;
             let mut volumes = vm.volumes.iter();
             let Some(volume) = volumes.find(|one| one.volume.as_str() == seed) else {
-                return Err(Problem::internal("test", format!("no {seed} in {:?}", vm.volumes)));
+                return Err(failed(format!("no {seed} in {:?}", vm.volumes)));
             };
             let written = self.qemu_io(volume.home.as_str(), &seed, "write -P 0x53 0 512");
             Ok(succeeded(&written).then_some(()))

@@ -12,8 +12,8 @@ use perigee_model::network::{ClusterNetwork, NewNetwork};
 use perigee_model::{HostId, Problem};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::tenant_network::{failed, ip};
-use super::{Checked, System, ensure, host, until, with_system_of};
+use super::tenant_network::ip;
+use super::{Checked, System, ensure, failed, host, until, with_system_of};
 
 /// The guest connects to the NBD ports of two hosts all the time, whose servers say `NBDMAGIC` first. It is let to the first one.
 /// Both have the same time to answer: if that were too short, it would not get on.
@@ -175,7 +175,6 @@ async fn says(system: &System, vm: &str, text: &str) -> Checked<String> {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_perigee"));
     command.args(["vm", "ssh-tunnel", vm]).env("PERIGEE_API", &system.lab.api);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let failed = |error: std::io::Error| Problem::internal("can't run perigee", error);
     let mut running = command.spawn().map_err(failed)?;
     let mut input = running.stdin.take().expect("it was asked for");
     let mut output = running.stdout.take().expect("it was asked for");

@@ -5,14 +5,14 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use perigee_lab::{Definition, LabId};
-use perigee_model::Problem;
 use perigee_model::job::Vm;
 use perigee_model::persistent_vm::VmState;
 
 use super::network::operators_network;
 use super::persistent_vms::BOOT_PATIENCE;
 use super::{
-    Checked, System, ensure, host, succeeded, until, until_within, with_system, with_system_of,
+    Checked, System, ensure, failed, host, succeeded, until, until_within, with_system,
+    with_system_of,
 };
 
 /// Slurm's controller, with a munged of its own, in the network of the host home1.
@@ -202,7 +202,7 @@ impl Slurm {
             if !has_ended {
                 // The guest needs the CPU.
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                return Err(Problem::internal("test", format!("{said}; {}", self.file("log"))));
+                return Err(failed(format!("{said}; {}", self.file("log"))));
             }
             Ok(Some(said))
         })
@@ -212,10 +212,6 @@ impl Slurm {
             Ok(())
         })
     }
-}
-
-fn failed(error: std::io::Error) -> Problem {
-    Problem::internal("a part of Slurm", error)
 }
 
 fn restrict(path: &Path, mode: u32) -> Checked<()> {

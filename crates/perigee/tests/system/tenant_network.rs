@@ -12,7 +12,7 @@ use perigee_model::Problem;
 use perigee_model::job::{JobState, MigrationState};
 use perigee_model::network::{ClusterNetwork, NewNetwork};
 
-use super::{Checked, System, ensure, host, with_system};
+use super::{Checked, System, ensure, failed, host, with_system};
 
 /// The guest puts it together, so no job file has it.
 const MARKER: &str = "network-marker-4711";
@@ -140,10 +140,6 @@ pub fn ip(line: &str) -> Result<(), Problem> {
     let done = done.map_err(|error| Problem::internal("run ip", error))?;
     ensure!(done.status.success(), "ip {line}: {}", String::from_utf8_lossy(&done.stderr));
     Ok(())
-}
-
-pub fn failed(error: std::io::Error) -> Problem {
-    Problem::internal("a connection of the world", error)
 }
 
 #[test]

@@ -31,6 +31,7 @@ fn offer(kind: &str, site: &str) -> OfferFacts {
         memory_bytes: 15 * GIB,
         disk_bytes: 50 * GIB,
         site: SiteId::new(site).expect("a name"),
+        like: None,
         start: Some(Start { expected_s: 40.0, high_s: 70.0, taken_back_every_s: None }),
         refused: None,
         budget_left: "$20".parse().expect("money"),
@@ -239,4 +240,23 @@ fn of_many_offers_few_are_shown_and_the_rest_is_not_looked_at() {
     assert_eq!((plan.rented.len(), plan.not_considered.len()), (1, 5), "{plan:?}");
     assert_eq!(plan.rented[0].kind, "k00", "no other one is sooner or cheaper");
     assert!(plan.not_considered[0].why.contains("32 cheaper ones"));
+}
+
+#[test]
+fn a_host_boots_as_one_of_its_kind_that_is_there() {
+    let boot_s = |like: Option<HostFacts>| {
+        let offer = OfferFacts { like, ..offer("k", "home") };
+        planned(&snapshot(), vec![offer], Vec::new()).rented[0].predicted.boot_s
+    };
+    let mut slow = cluster().hosts[0].clone();
+    slow.boots = vec![booted_in(300.0); 8];
+    assert!(boot_s(Some(slow)) > 2.0 * boot_s(None));
+}
+
+#[test]
+fn the_host_that_would_be_rented_is_called_as_no_other_one_is() {
+    let mut cluster = cluster();
+    assert_eq!(close_all(&mut cluster).as_str(), "rented");
+    cluster.hosts[0].id = host_id("rented");
+    assert_eq!(close_all(&mut cluster).as_str(), "rented-2");
 }

@@ -158,25 +158,34 @@ pub(crate) fn why_over(total: Option<MoneyRange>, money: &MoneyFacts) -> Option<
 
 /// The Pareto front of seconds and money.
 fn mark_best_trades(candidates: &mut [Candidate]) {
-    let figures: Vec<Option<(f64, Money)>> = candidates
+    let figures: Vec<Trade> = candidates
         .iter()
         .map(|one| {
             let cost = expected(&one.option).filter(|_| one.impossible.is_none())?;
             Some((one.option.total.expected_s, cost))
         })
         .collect();
-    for (index, candidate) in candidates.iter_mut().enumerate() {
-        let (Some(own), Some(cost)) = (figures[index], candidate.option.cost.as_mut()) else {
-            continue;
-        };
-        let beats = |(other_index, other): (usize, &Option<(f64, Money)>)| {
-            other.is_some_and(|other| {
-                let is_equal = other == own;
-                other.0 <= own.0 && other.1 <= own.1 && (!is_equal || other_index < index)
-            })
-        };
-        cost.is_best_trade = !figures.iter().enumerate().any(beats);
+    for (candidate, is_best) in candidates.iter_mut().zip(best_trades(&figures)) {
+        if let Some(cost) = candidate.option.cost.as_mut() {
+            cost.is_best_trade = is_best;
+        }
     }
+}
+
+/// Seconds, and money; `None` if one of them is not known.
+pub(crate) type Trade = Option<(f64, Money)>;
+
+/// Of each trade whether nothing is both as soon and as cheap, and better in one of the two. Of equal ones the first one is.
+pub(crate) fn best_trades(all: &[Trade]) -> Vec<bool> {
+    let is_best = |(at, own): (usize, &Trade)| {
+        let Some(own) = own else { return false };
+        !all.iter().enumerate().any(|(other_at, other)| {
+            other.is_some_and(|other| {
+                other.0 <= own.0 && other.1 <= own.1 && (other != *own || other_at < at)
+            })
+        })
+    };
+    all.iter().enumerate().map(is_best).collect()
 }
 
 /// Drops what nobody would choose: in a cluster with many prices there is one candidate for each way and price.

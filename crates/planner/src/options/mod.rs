@@ -267,7 +267,7 @@ pub(crate) fn way_name(way: Way) -> &'static str {
 }
 
 pub(crate) use changes::CONFINED;
-pub(crate) use cost::why_over;
+pub(crate) use cost::{Trade, best_trades, why_over};
 
 mod alike;
 mod changes;

@@ -86,7 +86,7 @@ pub const UNKNOWN_START: Start =
 pub const REFUSED_S: f64 = 300.0;
 
 /// All that the rule looks at. Seconds count from now.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// The jobs that wait, in the queue's order.
     pub jobs: Vec<Job>,

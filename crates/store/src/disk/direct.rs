@@ -43,15 +43,22 @@ fn whole_blocks(offset: u64, length: usize) -> (u64, usize, usize) {
     (start, index(blocks.end * BLOCK_BYTES - start), index(offset - start))
 }
 
+/// The file, opened a second time with O_DIRECT.
+///
+/// # Errors
+/// `InvalidInput` if the filesystem does not support that.
+pub fn open_direct(file: &File) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(nix::libc::O_DIRECT)
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
 impl DirectFile {
     /// Opens the file a second time, with O_DIRECT. Fails if the filesystem does not support it.
     pub(crate) fn open(file: &File) -> io::Result<Self> {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(nix::libc::O_DIRECT)
-            .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
-            .map(|file| Self(file.into()))
+        open_direct(file).map(|file| Self(file.into()))
     }
 
     pub(crate) fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {

@@ -25,7 +25,7 @@ use perigee_model::measurement::{
 };
 use perigee_model::{Problem, VolumeName};
 use perigee_nbd::server::{OneVm, Server};
-use perigee_store::{Pool, io_problem};
+use perigee_store::{Pool, io_problem, open_direct};
 use tokio_util::sync::CancellationToken;
 
 use crate::exports::PoolExports;
@@ -91,18 +91,14 @@ impl Measuring {
         let room = measured_bytes(self.pool.info().await?.free_bytes)?;
         let ask = MeasureDisk { size_bytes: ask.size_bytes.min(room), ..ask.clone() };
         let (dir, size_bytes) = (self.dir.clone(), ask.size_bytes);
-        let made = tokio::task::spawn_blocking(move || nameless_file(&dir, size_bytes)).await;
-        let file = made.map_err(std::io::Error::other).flatten();
-        let target = Target::File(file.map_err(|error| Problem::internal(WHAT, error))?);
-        match figures(&target, &ask, (true, false)).await {
-            // Some filesystems have no direct I/O.
-            Err(problem)
-                if problem.why.contains("O_DIRECT") || problem.why.contains("Invalid argument") =>
-            {
-                figures(&target, &ask, (false, false)).await
-            }
-            figures => figures,
-        }
+        let made = tokio::task::spawn_blocking(move || {
+            let file = nameless_file(&dir, size_bytes)?;
+            let direct = has_direct_io(&file)?;
+            Ok((file, direct))
+        });
+        let made = made.await.map_err(std::io::Error::other).flatten();
+        let (file, direct) = made.map_err(|error| Problem::internal(WHAT, error))?;
+        figures(&Target::File(file), &ask, (direct, false)).await
     }
 
     /// Over a socket as each VM has one.
@@ -262,6 +258,15 @@ fn nameless_file(dir: &Path, size_bytes: u64) -> std::io::Result<File> {
     Ok(file)
 }
 
+/// Some filesystems have none.
+fn has_direct_io(file: &File) -> std::io::Result<bool> {
+    match open_direct(file) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// [`PIECE_BYTES`] of them.
 fn random_piece() -> Vec<u8> {
     let mut random = Random::from_clock();
@@ -297,6 +302,13 @@ mod tests {
         assert_eq!((meta.len(), meta.nlink()), (2 << 20, 0));
         assert!(meta.blocks() * 512 >= 2 << 20, "{meta:?}");
         assert_eq!(dir.path().read_dir().expect("it is there").count(), 0);
+    }
+
+    /// /proc has none on every machine.
+    #[test]
+    fn a_filesystem_without_direct_io_is_known_before_it_is_measured() {
+        let file = File::options().read(true).write(true).open("/proc/self/comm").expect("a file");
+        assert!(!has_direct_io(&file).expect("it is known"));
     }
 
     #[test]

@@ -77,7 +77,7 @@ fn starting(cluster: &Cluster, basis: &Basis, rental: &Rental) -> Host {
     let found = basis.found.get(&kind);
     let offer = found.map_or_else(|| rental.offer.clone(), |found| found.correct(&rental.offer));
     let room = capacity_of(offer.cpus, offer.memory_bytes);
-    let start = basis.starts.get(&kind);
+    let start = basis.rest.starts.get(&kind);
     let expected_s = start.map_or(UNKNOWN_START.expected_s, |start| start.expected_s);
     let of_rule = rental.rented_for.is_some();
     Host {
@@ -99,7 +99,7 @@ fn asked_s(cluster: &Cluster, rental: &Rental) -> f64 {
 
 /// Whether a host that is starting should have come in 9 of 10 cases.
 pub fn is_late(cluster: &Cluster, basis: &Basis, rental: &Rental) -> bool {
-    let start = basis.starts.get(&kind_key(&rental.provider, &rental.offer.kind));
+    let start = basis.rest.starts.get(&kind_key(&rental.provider, &rental.offer.kind));
     asked_s(cluster, rental) > start.map_or(UNKNOWN_START.high_s, |start| start.high_s)
 }
 
@@ -125,7 +125,7 @@ fn rented(cluster: &Cluster, rental: &Rental, is_idle: bool) -> Rented {
 }
 
 /// Where a job's VM is, or starts.
-fn place_of(cluster: &Cluster, record: &JobRecord) -> Option<HostId> {
+pub fn place_of(cluster: &Cluster, record: &JobRecord) -> Option<HostId> {
     let granted = || Some(cluster.index.grant_of(&record.job.id)?.host.clone());
     cluster.index.host_of(record).or_else(granted)
 }

@@ -9,19 +9,19 @@ use std::time::Duration;
 use perigee_model::job::JobSpec;
 use perigee_model::money::{Money, Price};
 use perigee_model::plan::{CostOf, PlanOption};
-use perigee_model::rental::Rental;
+use perigee_model::rental::{RENT_DISK_DEFAULT_BYTES, Rental};
 use perigee_model::tenant::tenant_of;
 use perigee_model::vm::LinkProbe;
 use perigee_model::{HostId, JobId, Problem, SiteId};
-use perigee_planner::offers::idle_host;
+use perigee_planner::offers::{close_all, idle_host};
 use perigee_planner::rent::Run;
 use perigee_planner::{
-    Cluster as Facts, HostFacts, LinkFacts, LinkForMoves, MoneyFacts, Prepared, Snapshot,
+    Cluster as Facts, HostFacts, JobFacts, LinkFacts, LinkForMoves, MoneyFacts, Prepared, Snapshot,
 };
 use tokio::task::JoinSet;
 
 use super::Kind;
-use crate::cluster::renter::Predicted;
+use crate::cluster::renter::{Predicted, kind_key};
 use crate::cluster::{Cluster, capacity, capacity_of};
 use crate::planning::{digest, facts, links, prepare_record};
 use crate::records::JobRecord;
@@ -37,9 +37,6 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// What a job takes at most beside its command's timeout, in seconds: its boot.
 pub const AROUND_S: f64 = 300.0;
-
-/// The name of a host that would be rented.
-const WOULD_BE: &str = "rented";
 
 /// Of a link that was never measured, if none between two sites was.
 const UNKNOWN_LINK: LinkProbe = LinkProbe { rtt_ms: 50.0, rate_bytes_per_s: 12_500_000 };
@@ -101,7 +98,7 @@ pub async fn predict(
 }
 
 /// The facts about each job, by what it is alike.
-async fn read_facts(
+pub async fn read_facts(
     cluster: &Arc<Cluster>,
     jobs: &[(String, Arc<JobRecord>)],
 ) -> Vec<(String, Result<Prepared, Problem>)> {
@@ -127,7 +124,7 @@ async fn prepared(cluster: &Cluster, record: &JobRecord) -> Result<Prepared, Pro
 }
 
 /// The same for jobs that take the same: those of one tenant that differ in their names and in what they may cost.
-fn key_of(spec: &JobSpec) -> String {
+pub fn key_of(spec: &JobSpec) -> String {
     let mut value = serde_json::to_value(spec).unwrap_or_default();
     if let Some(fields) = value.as_object_mut() {
         for field in ["name", "owner", "priority", "money"] {
@@ -137,10 +134,17 @@ fn key_of(spec: &JobSpec) -> String {
     digest(&serde_json::json!([tenant_of(&spec.name), value]))
 }
 
+/// What the job may cost matters to no prediction here: jobs that take the same may differ in it ([`key_of`]).
+pub fn forget_money(job: &mut JobFacts) {
+    job.money = MoneyFacts { timeout_s: job.money.timeout_s, ..MoneyFacts::default() };
+}
+
 /// The cluster, as it would be with nothing to do: for its own hosts, and for one more host of each kind.
 struct Ways {
     own: Facts,
     kinds: Vec<(String, Facts)>,
+    /// What the one more host is called.
+    would_be: HostId,
     assumed: Vec<String>,
     /// The same number is made from the same hosts and kinds.
     from: u64,
@@ -166,17 +170,19 @@ impl Ways {
             host.takes_jobs.hash(&mut from);
         }
         let (mut with_kinds, mut assumed) = (Vec::new(), Vec::new());
-        let rentals = cluster.rentals.all_alive();
+        let like = like(&cluster.rentals.all_alive(), &own);
+        let mut closed = own.clone();
+        let would_be = close_all(&mut closed);
         for kind in kinds {
             let key = kind.key();
             (&key, &kind.site, kind.offer.cpus, kind.offer.memory_bytes).hash(&mut from);
             kind.offer.kvm.hash(&mut from);
-            let like = like(&rentals, &own, kind);
-            with_kinds.push((key, with_one(&own, kind, like, &mut assumed)));
+            let facts = with_one(&closed, &would_be, kind, like.get(&key), &mut assumed);
+            with_kinds.push((key, facts));
         }
         assumed.sort();
         assumed.dedup();
-        Self { own, kinds: with_kinds, assumed, from: from.finish() }
+        Self { own, kinds: with_kinds, would_be, assumed, from: from.finish() }
     }
 
     fn predict(mut self, jobs: Vec<(String, Prepared)>) -> Vec<(String, Predicted)> {
@@ -186,8 +192,7 @@ impl Ways {
             let timeout_s = job.money.timeout_s;
             let is_confined =
                 job.uses_confined || job.volumes.iter().any(|volume| volume.copy.confined);
-            // Money is the renting rule's.
-            job.money = MoneyFacts { timeout_s, ..MoneyFacts::default() };
+            forget_money(&mut job);
             let mut snapshot = Snapshot { cluster: Facts::default(), job, history, others };
             let mut chosen = |cluster: &mut Facts| {
                 std::mem::swap(&mut snapshot.cluster, cluster);
@@ -205,7 +210,7 @@ impl Ways {
             if !is_confined {
                 for (kind, cluster) in &mut self.kinds {
                     let Some(option) = chosen(cluster) else { continue };
-                    let bytes = egress(&option, |host| host.as_str() == WOULD_BE).micros;
+                    let bytes = egress(&option, |host| *host == self.would_be).micros;
                     predicted.rented.insert(kind.clone(), run(&option, timeout_s, bytes));
                 }
             }
@@ -230,23 +235,28 @@ fn egress(option: &PlanOption, of: impl Fn(&HostId) -> bool) -> Money {
     leaves.map(|item| item.cost.map_or(Money::from_micros(u64::MAX), |cost| cost.high)).sum()
 }
 
-/// What a host of the same kind is like that is there.
-fn like(rentals: &[Rental], own: &Facts, kind: &Kind) -> Option<HostFacts> {
-    let same = rentals
-        .iter()
-        .filter(|rental| rental.provider == kind.provider && rental.offer.kind == kind.offer.kind);
-    let mut there =
-        same.filter_map(|rental| own.hosts.iter().find(|host| host.id == rental.host).cloned());
-    there.next()
+/// Of each kind that is rented a host that is there, by [`kind_key`].
+pub fn like(rentals: &[Rental], facts: &Facts) -> BTreeMap<String, HostFacts> {
+    let kind = |rental: &Rental| kind_key(&rental.provider, &rental.offer.kind);
+    let kinds: BTreeMap<&HostId, String> =
+        rentals.iter().map(|rental| (&rental.host, kind(rental))).collect();
+    let there = facts.hosts.iter();
+    there.filter_map(|host| Some((kinds.get(&host.id)?.clone(), host.clone()))).collect()
 }
 
-/// The cluster with one more host of the kind, and jobs start only there.
-fn with_one(own: &Facts, kind: &Kind, like: Option<HostFacts>, assumed: &mut Vec<String>) -> Facts {
-    let mut all = own.clone();
-    let Ok(id) = HostId::new(WOULD_BE) else { return all };
+/// The closed cluster with one more host of the kind.
+fn with_one(
+    closed: &Facts,
+    id: &HostId,
+    kind: &Kind,
+    like: Option<&HostFacts>,
+    assumed: &mut Vec<String>,
+) -> Facts {
+    let mut all = closed.clone();
+    assume_links(&mut all, id, &kind.site, assumed);
     let offer = &kind.offer;
-    let memory_bytes = capacity_of(offer.cpus, offer.memory_bytes).memory_bytes;
-    let mut host = HostFacts {
+    let room = (capacity_of(offer.cpus, offer.memory_bytes).memory_bytes, RENT_DISK_DEFAULT_BYTES);
+    all.hosts.push(HostFacts {
         // As of the own hosts.
         cpu_load: None,
         // A millionth of a dollar for each byte that leaves.
@@ -258,15 +268,8 @@ fn with_one(own: &Facts, kind: &Kind, like: Option<HostFacts>, assumed: &mut Vec
             source: String::new(),
             as_of_unix_s: 0,
         })),
-        ..idle_host(id.clone(), kind.site.clone(), offer, memory_bytes)
-    };
-    if let Some(like) = like {
-        host.accelerator = like.accelerator;
-        (host.cpu_model, host.boots) = (like.cpu_model, like.boots);
-    }
-    all.hosts.iter_mut().for_each(|host| host.takes_jobs = false);
-    assume_links(&mut all, &id, &kind.site, assumed);
-    all.hosts.push(host);
+        ..idle_host(id.clone(), kind.site.clone(), offer, room, like)
+    });
     all
 }
 

@@ -16,7 +16,6 @@ use perigee_planner::rent::{Decision, GiveBack, Keep, Rent};
 use super::Memory;
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
-use crate::planning::renting::site_of;
 use crate::records::{RentalIntent, rental_intent_key};
 use crate::rentals::request;
 
@@ -171,7 +170,7 @@ async fn ask(
         kind: said.kind.clone(),
         zone: Some(said.zone.clone()),
         spot: said.spot,
-        site: site_of(cluster, &said.provider, &said.zone),
+        site: None,
         for_s: None,
         image: None,
         disk_bytes: None,

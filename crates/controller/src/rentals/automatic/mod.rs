@@ -99,7 +99,7 @@ async fn look(cluster: &Arc<Cluster>, memory: &mut Memory) -> Result<String, Pro
     let rents = carried.decisions.iter().any(carry::is_rent);
     let look = Look {
         at_ms: Some(now_ms()),
-        budget_left: cluster.settings.renting.budget.map(|_| basis.budget_left),
+        budget_left: cluster.settings.renting.budget.map(|_| basis.rest.budget_left),
         decisions: carried.decisions,
         nothing_because: if rents { String::new() } else { nothing_because },
         not_known,
@@ -182,18 +182,17 @@ async fn gather(
     not_known
         .extend(barred.into_iter().map(|(provider, why)| format!("provider {provider}: {why}")));
     not_known.extend(unpredicted);
-    let basis = Basis {
-        jobs,
+    let rest = Snapshot {
         arrived: memory.arrivals.all(age_ms),
         offers: market::as_seen(cluster, &offers, &kinds),
         starts: learned::by_kind(&starts),
         refusals,
-        found,
         budget_left: money::left(cluster).unwrap_or_default(),
         period: money::period_left_s(cluster).map(|left_s| Period { left_s }),
         rented_most: rented_most(cluster, settings),
+        ..Snapshot::default()
     };
-    (basis, starts, not_known)
+    (Basis { jobs, found, rest }, starts, not_known)
 }
 
 /// How many hosts the rule may have, of those that are there or starting.

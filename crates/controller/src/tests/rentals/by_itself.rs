@@ -417,7 +417,7 @@ async fn a_host_at_which_no_job_has_run_is_not_rented_again_at_once() {
     let refused = async || {
         let basis = rented.lab.cluster.renter.basis();
         let there = |one: &Refusal| one.kind == "lab/m1" && one.zone == rental.offer.zone;
-        basis.refusals.iter().find(|one| there(one)).cloned()
+        basis.rest.refusals.iter().find(|one| there(one)).cloned()
     };
     let refused = wait_for("that to be remembered", refused).await;
     assert_eq!(refused.times, 1, "{refused:?}");

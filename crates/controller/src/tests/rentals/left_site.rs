@@ -8,6 +8,7 @@ use perigee_model::volume_move::VolumeMoveCause;
 use perigee_model::{JobId, VmId};
 
 use super::*;
+use crate::ledger::left_site;
 use crate::storage::{moves, volumes};
 use crate::tests::{data_volume, finish, spec, vm_of};
 
@@ -58,6 +59,27 @@ async fn wait_for_job(rented: &Rented, id: &JobId, state: JobState) {
         (job.state == state).then_some(())
     };
     wait_for(&format!("the job to be {state:?}"), is).await;
+}
+
+/// What went to the host that is gone was paid for as if it had left.
+#[tokio::test]
+async fn nothing_leaves_a_site_for_a_rented_host_that_was_there_and_is_gone() {
+    let rented = Rented::up(TIMING).await;
+    let mut hosts = Vec::new();
+    for name in ["rent-1", "rent-2"] {
+        rented.rent(name).await;
+        rented.wait_for_state(name, RentalState::Starting).await;
+        hosts.push(rented.join(name).await);
+        rented.wait_for_state(name, RentalState::Joined).await;
+    }
+    let leaves = || left_site::leaves(&rented.cluster, &hosts[0].id, &hosts[1].id);
+    assert!(!leaves(), "they are at one site");
+    rented.end("rent-2", false).await;
+    wait_for("its end", async || (rented.double.alive().len() == 1).then_some(())).await;
+    hosts[1].inside().down = true;
+    rented.wait_for_state("rent-2", RentalState::Gone).await;
+    assert!(rented.cluster.hosts.get(&hosts[1].id).is_err() && !leaves());
+    rented.supervisor.stop().await;
 }
 
 impl Reads {

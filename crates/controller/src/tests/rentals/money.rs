@@ -176,7 +176,7 @@ async fn the_money_of_a_rented_host_covers_what_it_costs_until_its_lease_ends_it
 async fn a_longer_stay_that_the_budget_does_not_allow_ends_no_host_whose_money_is_there() {
     let mut rented = Rented::up(TIMING).await;
     rented.restart_with_budget(Some(Money::from_micros(600_000))).await;
-    rent_by_rule(&rented, 60).await;
+    rent_by_rule(&rented, 1200).await;
     let starting = rented.wait_for_state("rent-1", RentalState::Starting).await;
     let until_ms = starting.since_ms(RentalState::Asked).map(|first_ms| first_ms + 36_000_000);
     let change = |intent: Option<RentalIntent>| RentalIntent {
@@ -201,8 +201,28 @@ async fn without_a_zone_the_zone_of_the_site_s_other_hosts_is_taken_before_a_che
     let elsewhere = RentHost { site: Some("far".parse().expect("a name")), ..ask("rent-3") };
     let far = rentals::rent(&rented.cluster, elsewhere, "ann".to_owned()).await.expect("a rental");
     assert_eq!(far.offer.zone, "a", "the cheapest one of a site without hosts");
-    let third = RentHost { zone: Some("a".to_owned()), ..ask("rent-4") };
+    let (zone, site) = (Some("a".to_owned()), Some("lab".parse().expect("a name")));
+    let third = RentHost { zone, site, ..ask("rent-4") };
     rentals::rent(&rented.cluster, third, "ann".to_owned()).await.expect("a rental");
     assert_eq!(rented.rent("rent-5").await.offer.zone, "a", "the site is in two zones");
+    rented.supervisor.stop().await;
+}
+
+/// A person's host was at the provider's site, and one of the rule at the zone's.
+#[tokio::test]
+async fn without_a_site_a_host_is_where_the_plan_and_the_rule_expect_it() {
+    let rented = Rented::up(TIMING).await;
+    let own = FakeHost::start("home1", "b").await;
+    hosts::register(&rented.cluster, &own.id, own.addresses.clone()).await.expect("register");
+    let in_zone = async |zone: &str, name: &str, site: Option<&str>| {
+        let site = site.map(|site| site.parse().expect("a name"));
+        let ask = RentHost { zone: Some(zone.to_owned()), site, ..ask(name) };
+        let rental = rentals::rent(&rented.cluster, ask, "ann".to_owned()).await;
+        rental.expect("a rental").site.to_string()
+    };
+    assert_eq!(in_zone("a", "rent-1", None).await, "lab", "no own host is there");
+    assert_eq!(in_zone("b", "rent-2", None).await, "b", "an own host is at a site of this name");
+    assert_eq!(in_zone("a", "rent-3", Some("cloud")).await, "cloud");
+    assert_eq!(in_zone("a", "rent-4", None).await, "cloud", "as the newest one in this zone");
     rented.supervisor.stop().await;
 }

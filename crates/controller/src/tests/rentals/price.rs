@@ -258,6 +258,15 @@ async fn a_plan_says_for_what_a_host_without_room_is_waited_for() {
     assert!(plan.ends(&plan.plan.options[0]).is_none(), "{plan:?}");
     assert!(!plan.plan.options[0].cost.as_ref().expect("a cost").is_best_trade, "{plan:?}");
     assert!(plan.rented[0].cost.is_best_trade, "{plan:?}");
+    let mut next = new_vm("rent-1");
+    next.name = "next".parse().expect("a name");
+    next.volumes.clear();
+    next.memory_bytes = free.memory_bytes;
+    persistent::create(&rented.cluster, next, "ann".to_owned()).await.expect("a VM");
+    let waits = async || (!rented.cluster.index.waiting().is_empty()).then_some(());
+    wait_for("the next VM to wait", waits).await;
+    let wait = rented.plan(&anywhere()).await.waits.remove(0);
+    assert!(wait.wait.is_none() && wait.why.contains("or comes there first"), "{wait:?}");
     rented.supervisor.stop().await;
 }
 
