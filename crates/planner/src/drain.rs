@@ -395,7 +395,7 @@ fn of_volume<'a>(
         (None, None) => None,
     };
     if let Some((_, host)) = &volume.beside {
-        rooms.comes_now(host, volume.bytes.unwrap_or_default());
+        rooms.comes_now(host, name);
     }
     let open =
         rooms.open(&volume.ways, &mut refusals, |other| rooms.lacks_pool(other, volume.bytes));
@@ -455,45 +455,73 @@ struct Rooms {
     others: Vec<Other>,
     /// What the disks take in the pool of a host whose VMs have left for there already, or leave now. It may be there in part.
     coming: BTreeMap<HostId, u64>,
+    /// Of these what is kept for volumes that are to follow, by their names.
+    follows: BTreeMap<String, u64>,
 }
 
 impl Rooms {
     fn new(facts: &Leaving) -> Self {
         let (site, others) = (facts.site.clone(), facts.others.clone());
-        let mut rooms = Self { site, others, coming: BTreeMap::new() };
+        let mut rooms = Self { site, others, coming: BTreeMap::new(), follows: BTreeMap::new() };
         for vm in &facts.vms {
             if let Now::Moving(to) = &vm.now {
-                to.iter().for_each(|to| rooms.will_come(to, vm.disk_bytes));
+                for to in to {
+                    rooms.will_come(to, vm.disk_bytes);
+                }
             }
         }
         for gang in &facts.gangs {
             let Now::Moving(to) = &gang.now else { continue };
             let leave = to.iter().zip(&gang.hosts).filter(|(_, now)| **now == facts.host);
-            leave.for_each(|(to, _)| rooms.will_come(to, gang.disk_bytes));
+            for (to, _) in leave {
+                rooms.will_come(to, gang.disk_bytes);
+            }
         }
         for volume in &facts.volumes {
             match (&volume.now, &volume.beside) {
-                (Now::Moving(to), _) => to.iter().for_each(|to| rooms.will_come(to, volume.bytes)),
-                (_, Some((_, host))) => rooms.will_come(host, volume.bytes),
+                (Now::Moving(to), _) => {
+                    for to in to {
+                        rooms.will_come(to, volume.bytes);
+                    }
+                }
+                (_, Some((_, host))) if rooms.may_come(volume, host) => {
+                    let kept = rooms.will_come(host, volume.bytes);
+                    rooms.follows.insert(volume.name.clone(), kept);
+                }
                 _ => {}
             }
         }
         rooms
     }
 
-    fn will_come(&mut self, to: &HostId, bytes: Option<u64>) {
+    /// Whether a volume can follow its VM to this host. One that nothing lets go there keeps no room from others.
+    fn may_come(&self, volume: &LeavingVolume, to: &HostId) -> bool {
+        let is_refused = volume
+            .ways
+            .iter()
+            .any(|way| way.to == *to && way.cost.as_ref().is_err_and(|refusal| !refusal.passes));
+        let other = self.others.iter().find(|other| other.id == *to);
+        let free = other.and_then(|other| other.pool_free_bytes);
+        volume.with.is_none()
+            && !is_refused
+            && free.is_some_and(|free| volume.bytes.is_some_and(|bytes| bytes <= free))
+    }
+
+    /// Keeps room in the pool. Returns how much.
+    fn will_come(&mut self, to: &HostId, bytes: Option<u64>) -> u64 {
         let other = self.others.iter_mut().find(|other| other.id == *to);
-        let Some(free) = other.and_then(|other| other.pool_free_bytes.as_mut()) else { return };
+        let Some(free) = other.and_then(|other| other.pool_free_bytes.as_mut()) else { return 0 };
         let kept = bytes.unwrap_or_default().min(*free);
         *free -= kept;
         *self.coming.entry(to.clone()).or_default() += kept;
+        kept
     }
 
-    /// What was kept for this much is free for it.
-    fn comes_now(&mut self, to: &HostId, bytes: u64) {
+    /// What was kept for this volume is free for it.
+    fn comes_now(&mut self, to: &HostId, volume: &str) {
+        let kept = self.follows.remove(volume).unwrap_or_default();
         let Some(coming) = self.coming.get_mut(to) else { return };
-        let kept = bytes.min(*coming);
-        *coming -= kept;
+        *coming = coming.saturating_sub(kept);
         let other = self.others.iter_mut().find(|other| other.id == *to);
         if let Some(free) = other.and_then(|other| other.pool_free_bytes.as_mut()) {
             *free += kept;

@@ -144,8 +144,11 @@ impl Owner {
     /// begun. What a migration was to bring has an end of its own.
     pub fn was_never_started(&self) -> bool {
         let is_gone = self.vm.observed(|seen| !seen.is_searched && seen.process.is_none());
-        let has_no_log = matches!(self.vm.dir.log().try_exists(), Ok(false));
-        self.vm.spec.arrives_by.is_none() && is_gone && has_no_log
+        let dir = &self.vm.dir;
+        // A log alone proves nothing: a host that loses power may keep the spec and lose the log's name.
+        let of_qemu = [dir.log(), dir.pid(), dir.console(), dir.migration()];
+        let has_none = of_qemu.iter().all(|path| matches!(path.try_exists(), Ok(false)));
+        self.vm.spec.arrives_by.is_none() && is_gone && has_none
     }
 
     async fn take_over(&mut self, started: Started) -> Result<(), Problem> {

@@ -3,7 +3,7 @@
 use perigee_model::ProblemKind;
 use perigee_model::vm::{VmSpec, VmStatus};
 
-use super::support::{kill_9, spec, start};
+use super::support::{kill_9, spec, start, wait_for};
 use super::{is_running, scene};
 
 #[test]
@@ -69,8 +69,13 @@ fn a_vm_whose_agent_ended_before_its_qemu_was_started_has_not_ended_and_can_star
     let before = agent.put(&spec(1, false)).unwrap().qemu_pid;
     agent.kill();
     kill_9(before);
-    // QEMU's log is made just before QEMU is started.
-    std::fs::remove_file(agent.vm_dir().join("qemu.log")).unwrap();
+    wait_for("the end of its QEMU", || {
+        (!is_running(before)).then_some(()).ok_or_else(|| "it runs".to_owned())
+    });
+    // What a QEMU leaves.
+    for file in ["qemu.log", "run/qemu.pid", "run/console.log"] {
+        std::fs::remove_file(agent.vm_dir().join(file)).unwrap();
+    }
     agent.run();
     assert_eq!(agent.get().unwrap_err().kind, ProblemKind::NotFound);
     agent.put(&spec(1, false)).unwrap();

@@ -117,6 +117,8 @@ fn all_rules(scenario: &Scenario, seeds: u64, steps: &Steps) -> Vec<OfRule> {
     for seed in 1..=seeds {
         for (rule, of_rule) in scenario.rules.iter().zip(&mut all) {
             let mut run = world::run(scenario, *rule, seed);
+            // Only the table of growth has them, and there may be millions.
+            run.decided_s = Vec::new();
             if seed > 1 {
                 run.trace.clear();
             }

@@ -274,6 +274,23 @@ fn a_pool_keeps_the_room_for_disks_whose_vms_have_left_for_there_or_leave_now() 
 }
 
 #[test]
+fn a_pool_keeps_no_room_for_a_disk_that_can_t_follow_its_vm() {
+    let mut facts = leaving(vec![other("h1", 900)], vec![vm("next", 100, vec![way("h1", 2.0)])]);
+    facts.others[0].pool_free_bytes = Some(100 * MIB);
+    facts.vms[0].disk_bytes = Some(60 * MIB);
+    let beside = Some(("gone".to_owned(), host("h1")));
+    let refused = Err(Refusal { why: "may not leave its site".to_owned(), passes: false });
+    let ways = vec![Way { to: host("h1"), cost: refused }];
+    facts.volumes =
+        vec![LeavingVolume { bytes: Some(80 * MIB), beside, ..volume("of-gone", ways) }];
+    assert_eq!(short(&plan(&facts)), ["next Moves h1", "of-gone Stays"]);
+    // Nor for one that is larger than what is free.
+    facts.volumes[0].ways = vec![way("h1", 1.0)];
+    facts.volumes[0].bytes = Some(200 * MIB);
+    assert_eq!(short(&plan(&facts)), ["next Moves h1", "of-gone Stays"]);
+}
+
+#[test]
 fn at_a_site_that_packs_a_vm_goes_to_the_fullest_host_that_has_room() {
     let packs = |name, mib| Other { packs: true, ..other(name, mib) };
     let ways = vec![way("h1", 1.0), way("h2", 1.0), way("h3", 1.0)];

@@ -197,9 +197,11 @@ pub fn pass(snapshot: PassSnapshot) -> PassDecision {
 
 /// The jobs that may not go to the rented host where the renting rule has put them, which knows nothing of that.
 fn may_not_go(queue: &Queue) -> BTreeMap<JobId, HostId> {
+    let is_drained = |host: &HostId| queue.drained.iter().any(|room| room.id == *host);
     let waiting = queue.waiting.iter().filter_map(|waiting| {
         let host = &queue.rented.goes.get(&waiting.job)?.host;
-        let binds = |host: &HostId| !waiting.lost_at.contains(host);
+        // As the queue itself binds them.
+        let binds = |host: &HostId| !is_drained(host) && !waiting.lost_at.contains(host);
         let bounds = queue.grouped.bounds(&waiting.job, &waiting.groups, binds);
         let may_go = !waiting.avoid.contains(host) && bounds.allow(host);
         (!may_go).then(|| (waiting.job.clone(), host.clone()))

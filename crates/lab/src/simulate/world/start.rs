@@ -1,5 +1,7 @@
 //! Starts what waits, by the planner's queue.
 
+use std::collections::HashMap;
+
 use perigee_model::{HostId, JobId};
 use perigee_planner::queue::{Demand, HostRoom, Queue, Waiting, starts};
 
@@ -74,17 +76,15 @@ impl World<'_> {
             return;
         }
         let queue = self.queue();
-        let number = |job: &JobId| {
-            let place = queue.waiting.iter().position(|waiting| waiting.job == *job);
-            place.expect("only what waits is asked about")
-        };
+        let numbers: HashMap<&JobId, usize> =
+            queue.waiting.iter().enumerate().map(|(number, one)| (&one.job, number)).collect();
         let mut luck = std::mem::replace(&mut self.luck, crate::random::Random(0));
         let cluster = self.cluster.take();
         let mut places = Places::of(self, cluster);
         let starts = starts(&queue, |waiting, hosts| {
-            places.choose(&self.line.waits[number(&waiting.job)], hosts, &mut luck)
+            places.choose(&self.line.waits[numbers[&waiting.job]], hosts, &mut luck)
         });
-        let started = starts.into_iter().map(|(job, hosts)| (number(&job), hosts));
+        let started = starts.into_iter().map(|(job, hosts)| (numbers[&job], hosts));
         let started: Vec<(usize, Vec<HostId>)> = started.collect();
         self.cluster = places.into_cluster();
         self.luck = luck;
