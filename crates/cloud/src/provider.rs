@@ -64,11 +64,6 @@ impl CloudError {
     }
 }
 
-/// Whether something can run on what a provider offers. What has no CPU or no memory is a mistake of its answer.
-pub(crate) fn is_machine(cpus: u32, memory_bytes: u64) -> bool {
-    cpus > 0 && memory_bytes > 0
-}
-
 /// An error with all that it was caused by.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());

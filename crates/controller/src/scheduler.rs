@@ -108,7 +108,7 @@ impl Scheduler {
         self.forget_all_but(&by_id);
         if records.is_empty() {
             self.refusals = Refusals::default();
-            cluster.renter.note_pass(Vec::new(), []);
+            cluster.renter.note_pass(Vec::new(), &BTreeSet::new(), []);
         } else {
             self.look_up_homes(cluster, &records).await;
             let queue = queue(cluster, &records).await;
@@ -151,7 +151,8 @@ impl Scheduler {
             refusals: std::mem::take(&mut self.refusals),
         });
         self.refusals = decision.refusals;
-        cluster.renter.note_pass(decision.for_room, decision.not_at.into_keys());
+        let waits = records.keys().copied().collect();
+        cluster.renter.note_pass(decision.for_room, &waits, decision.not_at.into_keys());
         for (job, waits) in decision.wait_for_links {
             if waits {
                 self.unmeasured.entry(job).or_insert_with(Instant::now);

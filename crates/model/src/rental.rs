@@ -223,11 +223,23 @@ pub struct HostFound {
     pub kvm: bool,
 }
 
+/// More than any machine that can be rented has. What says that it has more CPUs is a mistake, or no host.
+pub const MACHINE_CPUS_MAX: u32 = 8192;
+
+/// Whether such a machine can be: it has memory, and a number of CPUs that machines have.
+#[must_use]
+pub fn is_machine(cpus: u32, memory_bytes: u64) -> bool {
+    (1..=MACHINE_CPUS_MAX).contains(&cpus) && memory_bytes > 0
+}
+
 impl HostFound {
-    /// An offer of the same kind, as its next host will be.
+    /// An offer of the same kind, as its next host will be. What can't be corrects nothing.
     #[must_use]
     pub fn correct(self, offer: &Offer) -> Offer {
         let Self { cpus, memory_bytes, kvm } = self;
+        if !is_machine(cpus, memory_bytes) {
+            return offer.clone();
+        }
         Offer { cpus, memory_bytes, kvm: Some(kvm), ..offer.clone() }
     }
 }

@@ -3,10 +3,9 @@
 use std::num::NonZeroU64;
 
 use perigee_model::money::Money;
-use perigee_model::rental::{CLUSTER_TAG, Instance, InstanceState, Notice, RENTAL_TAG};
+use perigee_model::rental::{CLUSTER_TAG, Instance, InstanceState, Notice, RENTAL_TAG, is_machine};
 use perigee_model::units::parse_time;
 
-use crate::provider::is_machine;
 use crate::xml::Element;
 
 /// The time between the notice and the end of a spot instance: "Spot Instance interruption notices" in AWS's EC2 user guide.

@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 
-use perigee_model::rental::{Instance, ListedInstance, NewInstance, Notice, Offer};
+use perigee_model::rental::{Instance, ListedInstance, NewInstance, Notice, Offer, is_machine};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::provider::{CloudError, CloudErrorKind, is_machine};
+use crate::provider::{CloudError, CloudErrorKind};
 use crate::time;
 
 /// Offers, instances or notices in an answer.

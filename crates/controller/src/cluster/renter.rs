@@ -111,13 +111,21 @@ impl RefusedJob {
 
     /// While it is put nowhere, nothing new is learned.
     fn again(&mut self) {
-        if !self.counts() {
+        self.again_after(self.at.elapsed());
+    }
+
+    fn again_after(&mut self, passed: Duration) {
+        if !self.counts_after(passed) {
             *self = Self { at: Instant::now(), times: self.times.saturating_add(1) };
         }
     }
 
     fn counts(&self) -> bool {
-        self.at.elapsed().as_secs_f64() < refused_for_s(self.times)
+        self.counts_after(self.at.elapsed())
+    }
+
+    fn counts_after(&self, passed: Duration) -> bool {
+        passed.as_secs_f64() < refused_for_s(self.times)
     }
 }
 
@@ -233,11 +241,16 @@ impl Renter {
         Arc::clone(&self.lock().for_room)
     }
 
-    /// Notes them after a pass of the scheduler, and those that could not start at the rented host where the rule had put them.
-    pub fn note_pass(&self, for_room: Vec<JobId>, refused: impl IntoIterator<Item = JobId>) {
+    /// Notes them after a pass of the scheduler, and those of all that wait that could not start at the rented host where the rule had put them. A job
+    /// may wait for something else for a moment; what was learned of it is forgotten when it waits no more.
+    pub fn note_pass(
+        &self,
+        for_room: Vec<JobId>,
+        waits: &BTreeSet<&JobId>,
+        refused: impl IntoIterator<Item = JobId>,
+    ) {
         let mut state = self.lock();
         let before = std::mem::take(&mut state.refused);
-        let waits: BTreeSet<&JobId> = for_room.iter().collect();
         state.refused = before.into_iter().filter(|(job, _)| waits.contains(job)).collect();
         for job in refused.into_iter().filter(|job| waits.contains(job)) {
             let entry = state.refused.entry(job);
@@ -310,19 +323,21 @@ mod tests {
         let job = |name: &str| JobId::new(name).expect("a name");
         let (renter, both) = (Renter::default(), vec![job("j-1"), job("j-2")]);
         let refused = || renter.refused_jobs().into_iter().collect::<Vec<_>>();
-        renter.note_pass(both.clone(), [job("j-1"), job("j-9")]);
-        assert_eq!(refused(), [job("j-1")], "the other one does not wait for room");
+        let waits: BTreeSet<&JobId> = both.iter().collect();
+        renter.note_pass(both.clone(), &waits, [job("j-1"), job("j-9")]);
+        assert_eq!(refused(), [job("j-1")], "the other one does not wait");
+        // For a moment it waits for something else.
+        renter.note_pass(vec![job("j-2")], &waits, []);
+        assert_eq!(refused(), [job("j-1")]);
         // Nothing new is learned while it is put nowhere.
-        renter.note_pass(both.clone(), [job("j-1")]);
+        renter.note_pass(both.clone(), &waits, [job("j-1")]);
         let times = renter.lock().refused[&job("j-1")].times;
         assert_eq!((refused(), times), (vec![job("j-1")], 1));
-        renter.note_pass(vec![job("j-2")], []);
+        renter.note_pass(vec![job("j-2")], &[&job("j-2")].into(), []);
         assert!(refused().is_empty());
-        let mut long_ago = RefusedJob::first();
-        long_ago.at =
-            Instant::now().checked_sub(Duration::from_secs(301)).expect("it runs for longer");
-        assert!(!long_ago.counts());
-        long_ago.again();
-        assert_eq!((long_ago.counts(), long_ago.times), (true, 2));
+        let (mut refused, long) = (RefusedJob::first(), Duration::from_secs(301));
+        assert!(!refused.counts_after(long));
+        refused.again_after(long);
+        assert_eq!((refused.counts_after(long), refused.times), (true, 2));
     }
 }

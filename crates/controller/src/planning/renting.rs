@@ -61,7 +61,9 @@ impl Sites {
         let own = all.iter().filter(|host| !hosts.contains(&host.id));
         let own = own.map(|host| host.addresses.site.clone()).collect();
         // The newest one is the last.
-        let rented = rentals.into_iter().map(|one| ((one.provider, one.offer.zone), one.site));
+        // An instance that nobody had asked for was of no known kind: nobody has chosen its site.
+        let known = rentals.into_iter().filter(|one| one.offer.cpus > 0);
+        let rented = known.map(|one| ((one.provider, one.offer.zone), one.site));
         Self { rented: rented.collect(), own }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use perigee_model::drain::DrainHost;
 use perigee_model::job::HostState;
 use perigee_model::rental::states::{Known, RentalState, RentedHost, Requested};
-use perigee_model::rental::{EndedBy, HostFound, Rental};
+use perigee_model::rental::{EndedBy, HostFound, Rental, is_machine};
 use perigee_model::vm::Accelerator;
 use perigee_model::{HostId, Problem};
 
@@ -90,11 +90,12 @@ async fn is_empty(cluster: &Arc<Cluster>, host: &HostId) -> Option<bool> {
     look.ok()?.left.map(|left| left.is_empty())
 }
 
-/// What the rental's host has shown to be; `None` if it has said nothing yet.
+/// What the rental's host has shown to be; `None` if it has said nothing yet, or what can't be.
 pub fn found(cluster: &Cluster, rental: &Rental) -> Option<HostFound> {
     let report = cluster.hosts.report(&rental.host)?;
     let kvm = report.accelerator == Accelerator::Kvm;
-    Some(HostFound { cpus: report.cpus, memory_bytes: report.memory_bytes, kvm })
+    let found = HostFound { cpus: report.cpus, memory_bytes: report.memory_bytes, kvm };
+    is_machine(found.cpus, found.memory_bytes).then_some(found)
 }
 
 /// When the first job began that runs at the rental's host; Unix time.

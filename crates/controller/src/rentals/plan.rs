@@ -74,7 +74,7 @@ async fn offers(cluster: &Arc<Cluster>) -> (Vec<OfferFacts>, Vec<NotConsidered>)
     let (mut all, mut without) = (Vec::new(), Vec::new());
     let rentals = cluster.rentals.all();
     let starts = learned::by_kind(&learned::starts(&rentals, now_ms()));
-    let found = learned::found(&rentals);
+    let found = learned::found(&rentals, |ms| cluster.clock.age_ms(ms));
     let sites = Sites::of(cluster);
     for (provider, said) in providers.iter().zip(join_all(asked).await) {
         match said.unwrap_or_else(|| Err(late())) {

@@ -5,7 +5,7 @@
 //! smaller sum counts: the queue's, and one in which the jobs that would be dear elsewhere come first, so that they have the own hosts.
 
 use perigee_model::money::Money;
-use perigee_model::rental::Offer;
+use perigee_model::rental::{MACHINE_CPUS_MAX, Offer};
 
 use super::expected::expected;
 use super::idle;
@@ -64,7 +64,7 @@ impl Place {
             let per_hour = price.per_hour_micros?;
             Some(tariff(&rented.kind, per_hour.get(), price, rented.spot, snapshot))
         });
-        let mut free_s = vec![host.ready_in_s.max(0.0); host.cpus as usize];
+        let mut free_s = vec![host.ready_in_s.max(0.0); host.cpus.min(MACHINE_CPUS_MAX) as usize];
         let mut busy_s: f64 = 0.0;
         let mut slot = free_s.iter_mut();
         for job in &host.running {
@@ -100,7 +100,7 @@ impl Place {
             kvm: offer.kvm == Some(true),
             tariff,
             late_s: (high_s - ready_s).max(0.0),
-            free_s: vec![ready_s; offer.cpus as usize],
+            free_s: vec![ready_s; offer.cpus.min(MACHINE_CPUS_MAX) as usize],
             busy_s: 0.0,
         }
     }

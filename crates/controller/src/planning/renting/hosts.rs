@@ -57,10 +57,20 @@ pub fn all(cluster: &Cluster, basis: &Basis) -> Vec<Host> {
         });
     }
     for rental in rentals.values().filter(|rental| !is_leaving(rental)) {
-        let is_drained = cluster.hosts.drain(&rental.host).is_some();
-        if !is_drained && !hosts.iter().any(|host| host.host == rental.host) {
-            hosts.push(starting(cluster, basis, rental));
+        if hosts.iter().any(|host| host.host == rental.host) {
+            continue;
         }
+        let mut host = starting(cluster, basis, rental);
+        if cluster.hosts.drain(&rental.host).is_some() {
+            if rental.rented_for.is_none() {
+                continue;
+            }
+            // It does not answer now. It counts, costs money, and has no room.
+            let is_idle = !running.contains_key(&rental.host);
+            (host.cpus, host.memory_bytes, host.ready_in_s) = (0, 0, 0.0);
+            host.rented = Some(rented(cluster, rental, is_idle));
+        }
+        hosts.push(host);
     }
     hosts
 }

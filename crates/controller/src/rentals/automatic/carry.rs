@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_model::Problem;
 use perigee_model::auto_mode::AutoMode;
 use perigee_model::money::Money;
 use perigee_model::rental::states::RentalState;
@@ -11,6 +10,7 @@ use perigee_model::rental::{RentHost, Rental};
 use perigee_model::renting::{
     RENT_JOBS_NAMED, RENTED_BY_RULE, RentAction, RentDecision, RentSettings, RentedFor,
 };
+use perigee_model::{Problem, ProblemKind};
 use perigee_planner::rent::{Decision, GiveBack, Keep, Rent};
 
 use super::Memory;
@@ -111,7 +111,10 @@ async fn carry_rent(
         match ask(cluster, memory, &mut said).await {
             Ok(()) => memory.failed.forget(&rent.offer),
             Err(problem) => {
-                memory.failed.note(&rent.offer, now_ms());
+                // A store that fails is no word of the provider.
+                if !matches!(problem.kind, ProblemKind::Internal | ProblemKind::NoSpace) {
+                    memory.failed.note(&rent.offer, now_ms());
+                }
                 carried.failed(&mut said, problem);
             }
         }

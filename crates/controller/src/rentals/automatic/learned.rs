@@ -93,9 +93,13 @@ fn is_taken_away(rental: &Rental) -> bool {
     rental.rented_for.is_some() && rental.ended_by == Some(EndedBy::Person)
 }
 
+/// What a host has shown to be counts for the next ones of its kind for a day: that may have been one host's fault.
+const FOUND_MS: u64 = 86_400_000;
+
 /// Of each kind what its newest host has shown to be, by the name that the planner has of the kind.
-pub fn found(rentals: &[Rental]) -> BTreeMap<String, HostFound> {
-    let mut all: Vec<&Rental> = rentals.iter().collect();
+pub fn found(rentals: &[Rental], age_ms: impl Fn(u64) -> u64) -> BTreeMap<String, HostFound> {
+    let mut all: Vec<&Rental> =
+        rentals.iter().filter(|rental| age_ms(rental.begun_ms()) < FOUND_MS).collect();
     all.sort_by_key(|rental| rental.begun_ms());
     // The newest one is the last.
     let found = all
@@ -319,8 +323,11 @@ mod tests {
             Rental { found, ..started(number, at_s, 10) }
         };
         let all = [shown(1, 50, 3), shown(2, 0, 4), started(3, 90, 10)];
-        let found = found(&all);
-        let offer = found["lab/m1"].correct(&all[0].offer);
+        let at = |now_s: u64| found(&all, |at_ms| now_s * SECOND - at_ms);
+        let offer = at(100)["lab/m1"].correct(&all[0].offer);
         assert_eq!((offer.cpus, offer.memory_bytes, offer.kvm), (3, 5, Some(false)));
+        assert!(at(86_450).is_empty(), "that may have been one host's fault");
+        let lies = HostFound { cpus: u32::MAX, memory_bytes: 5, kvm: true };
+        assert_eq!(lies.correct(&all[0].offer), all[0].offer);
     }
 }

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use perigee_model::SiteId;
-use perigee_model::rental::{Offer, RENT_DISK_DEFAULT_BYTES, Rental};
+use perigee_model::rental::{HostFound, Offer, RENT_DISK_DEFAULT_BYTES, Rental};
 use perigee_planner::rent::OFFERS_MOST;
 
 use crate::cluster::Cluster;
+use crate::cluster::renter::kind_key;
 use crate::planning::renting::{self, Kind, Sites};
 use crate::rentals::offered::{late, offered};
 
@@ -91,16 +92,30 @@ impl Market {
 }
 
 /// The kinds for which runs are predicted, each at one site: those of hosts that are rented, and those of the first offers, with KVM before those without.
-pub fn kinds(cluster: &Cluster, offers: &[(String, Offer)], rented: &[Rental]) -> Vec<Kind> {
-    kinds_at(&Sites::of(cluster), offers, rented)
+/// `found`: of each kind what its hosts have shown to be.
+pub fn kinds(
+    cluster: &Cluster,
+    offers: &[(String, Offer)],
+    rented: &[Rental],
+    found: &BTreeMap<String, HostFound>,
+) -> Vec<Kind> {
+    kinds_at(&Sites::of(cluster), offers, rented, found)
 }
 
-fn kinds_at(sites: &Sites, offers: &[(String, Offer)], rented: &[Rental]) -> Vec<Kind> {
-    let there = rented.iter().filter(|rental| !rental.state.is_over());
-    let there = there.map(|rental| Kind {
-        provider: rental.provider.clone(),
-        offer: rental.found.map_or_else(|| rental.offer.clone(), |it| it.correct(&rental.offer)),
-        site: rental.site.clone(),
+fn kinds_at(
+    sites: &Sites,
+    offers: &[(String, Offer)],
+    rented: &[Rental],
+    found: &BTreeMap<String, HostFound>,
+) -> Vec<Kind> {
+    let is_known = |rental: &&Rental| !rental.state.is_over() && rental.offer.cpus > 0;
+    let there = rented.iter().filter(is_known).map(|rental| {
+        let found = found.get(&kind_key(&rental.provider, &rental.offer.kind));
+        Kind {
+            provider: rental.provider.clone(),
+            offer: found.map_or_else(|| rental.offer.clone(), |it| it.correct(&rental.offer)),
+            site: rental.site.clone(),
+        }
     });
     let has_kvm = |(_, offer): &&(String, Offer)| offer.kvm == Some(true);
     let with_kvm = offers.iter().filter(has_kvm);
@@ -167,7 +182,7 @@ mod tests {
         let name = |number: usize| format!("cheap-{number}");
         let mut offers: Vec<_> = (0..100).map(|n| offer(&name(n), "a", false)).collect();
         offers.push(offer("dear", "a", true));
-        let kinds = kinds_at(&Sites::default(), &offers, &[]);
+        let kinds = kinds_at(&Sites::default(), &offers, &[], &BTreeMap::new());
         let (first, count) = (&kinds[0].offer.kind, kinds.len());
         assert_eq!((first.as_str(), count), ("dear", 2 * OFFERS_MOST));
     }
@@ -177,7 +192,7 @@ mod tests {
         let offers = [offer("m1", "a", true), offer("m1", "b", true), offer("m1", "c", true)];
         let sites = Sites { own: ["b".parse().expect("a name")].into(), ..Sites::default() };
         let zones = |rented: &[Rental]| {
-            let kinds = kinds_at(&sites, &offers, rented);
+            let kinds = kinds_at(&sites, &offers, rented, &BTreeMap::new());
             assert_eq!(kinds.len(), 1, "{kinds:?}");
             let seen = seen_at(&sites, &offers, &kinds).into_iter();
             seen.map(|offer| offer.zone).collect::<Vec<String>>()

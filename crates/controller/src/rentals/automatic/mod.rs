@@ -154,7 +154,7 @@ async fn gather(
     let rentals = cluster.rentals.all();
     let age_ms = |ms: u64| cluster.clock.age_ms(ms);
     let barred = learned::not_allowed(&rentals, age_ms);
-    let found = learned::found(&rentals);
+    let found = learned::found(&rentals, age_ms);
     let mut offers = memory.market.offers();
     offers.retain(|(provider, _)| !barred.contains_key(provider));
     for (provider, offer) in &mut offers {
@@ -162,7 +162,7 @@ async fn gather(
             *offer = found.correct(offer);
         }
     }
-    let kinds = market::kinds(cluster, &offers, &rentals);
+    let kinds = market::kinds(cluster, &offers, &rentals, &found);
     let records = wanted(cluster, memory);
     let (predicted, unpredicted) = renting::predict(cluster, &records, &kinds).await;
     let without_kvm = renting::runs_without_kvm(cluster);

@@ -363,7 +363,8 @@ async fn a_rented_host_that_a_person_drains_is_no_room_and_is_given_back() {
     rented.looks(2).await;
     let basis = rented.lab.cluster.renter.basis();
     let snapshot = crate::planning::renting::snapshot(&rented.lab.cluster, &basis);
-    let there = snapshot.hosts.iter().find(|one| one.host == host.id).expect("it costs money");
+    // It costs money, also while it does not answer.
+    let there = snapshot.hosts.iter().find(|one| one.host == host.id).expect("it counts");
     assert_eq!((there.cpus, there.ready_in_s), (0, 0.0), "{there:?}");
     rented.lab.cluster.clock.pretend_passed(Duration::from_secs(3600));
     let back = rented.rental("it to be given back", is_given_back).await;
@@ -408,10 +409,11 @@ async fn a_host_at_which_no_job_has_run_is_not_rented_again_at_once() {
             .await
             .expect("it is cancelled");
     }
-    rented.joins(&rental).await;
-    let joined = |one: &Rental| one.id == rental.id && one.state == RentalState::Joined;
-    let joined = rented.rental("it to join", joined).await;
-    assert!(joined.found.is_some_and(|found| found.cpus > 0), "{joined:?}");
+    let _host = rented.joins(&rental).await;
+    let joined = |one: &Rental| {
+        one.id == rental.id && one.state == RentalState::Joined && one.found.is_some()
+    };
+    rented.rental("it to join, and to show what it is", joined).await;
     rented.lab.cluster.clock.pretend_passed(Duration::from_secs(3600));
     rented.rental("it to be given back", is_given_back).await;
     let refused = async || {
