@@ -35,6 +35,7 @@ mod drain;
 mod expected;
 mod explain;
 mod idle;
+pub mod keep;
 #[cfg(test)]
 mod tests;
 mod waits;
