@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use perigee_model::kept::SnapshotPrice;
 use perigee_model::money::{Money, PRICE_AGE_S_DEFAULT};
 use perigee_model::prices::read_price_age;
 use perigee_model::units::{parse_date, parse_duration};
@@ -56,14 +57,18 @@ fn read(text: &str) -> Result<Vec<Arc<dyn Provider>>, Problem> {
 fn provider(name: &str, field: &Field<'_>) -> Result<Arc<dyn Provider>, Problem> {
     // A site of its hosts may have the same name.
     SiteId::new(name).map_err(|why| field.problem(why))?;
-    let [ec2, program, environment, timeout, max_age] =
-        field.fields(["ec2", "program", "environment", "timeout", "max-age"])?;
+    let [ec2, program, environment, timeout, max_age, snapshots] =
+        field.fields(["ec2", "program", "environment", "timeout", "max-age", "snapshots"])?;
     let max_age_s = max_age.as_ref().map_or(Ok(PRICE_AGE_S_DEFAULT), read_price_age)?;
+    let snapshots = snapshots
+        .as_ref()
+        .map_or(Ok(SnapshotPrice::default()), |field| snapshot_price(field, max_age_s))?;
     match (ec2, program) {
         (Some(ec2), None) => match environment.or(timeout) {
             Some(other) => Err(other.problem("only a program has this field")),
             None => {
-                let settings = Settings { price_age_max_s: max_age_s, ..settings(&ec2)? };
+                let settings =
+                    Settings { price_age_max_s: max_age_s, snapshots, ..settings(&ec2)? };
                 let made = Ec2::new(name, settings).map_err(|why| ec2.problem(why))?;
                 Ok(Arc::new(made))
             }
@@ -78,7 +83,14 @@ fn provider(name: &str, field: &Field<'_>) -> Result<Arc<dyn Provider>, Problem>
             let timeout = timeout.as_ref().map_or(Ok(TIMEOUT), read_timeout)?;
             let environment = environment.as_ref().map_or(Ok(Vec::new()), texts)?;
             let (name, price_age_max_s) = (name.to_owned(), max_age_s);
-            Ok(Arc::new(Program { name, command, environment, timeout, price_age_max_s }))
+            Ok(Arc::new(Program {
+                name,
+                command,
+                environment,
+                timeout,
+                price_age_max_s,
+                snapshots,
+            }))
         }
         _ => Err(field.problem("a provider has one of the fields `ec2` and `program`")),
     }
@@ -186,6 +198,19 @@ fn price(field: &Field<'_>, unit: &str) -> Result<Option<NonZeroU64>, Problem> {
     Ok(NonZeroU64::new(amount.micros))
 }
 
+/// What a snapshot costs. Without the field none is made.
+fn snapshot_price(field: &Field<'_>, age_max_s: u64) -> Result<SnapshotPrice, Problem> {
+    let [said, as_of] = field.fields(["price", "as-of"])?;
+    let said = said.ok_or_else(|| field.problem("the field `price` is missing"))?;
+    let as_of = as_of
+        .ok_or_else(|| field.problem("`as-of` is missing: nobody knows how old the price is"))?;
+    Ok(SnapshotPrice {
+        per_gib_month_micros: price(&said, "/GiB-month")?,
+        as_of_unix_s: as_of.parse(parse_date)?,
+        age_max_s,
+    })
+}
+
 /// A part of a host's name.
 fn word(text: &str) -> Result<&str, &'static str> {
     let is_word = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
@@ -214,7 +239,7 @@ mod tests {
     fn ec2_of(text: &str) -> Result<Settings, Problem> {
         let document = Document::parse(NAME, text)?;
         let [amazon, _] = document.root().fields(["amazon", "hetzner"])?;
-        let [ec2, _] = amazon.expect("it is there").fields(["ec2", "max-age"])?;
+        let [ec2, ..] = amazon.expect("it is there").fields(["ec2", "max-age", "snapshots"])?;
         settings(&ec2.expect("it is there"))
     }
 
@@ -224,6 +249,11 @@ mod tests {
         assert_eq!(all.iter().map(|one| one.name()).collect::<Vec<_>>(), ["amazon", "hetzner"]);
         let ages: Vec<_> = all.iter().map(|one| one.price_age_max_s() / 86_400).collect();
         assert_eq!(ages, [90, 30]);
+        let price = all[0].snapshots().expect("a price").price();
+        assert_eq!(price.per_gib_month_micros.map(u64::from), Some(54_000));
+        assert_eq!(price.age_max_s, 90 * 86_400);
+        let none = all[1].snapshots().expect("a program").price();
+        assert_eq!(none.per_gib_month_micros, None);
         let ec2 = ec2_of(&example()).expect("settings");
         assert_eq!(ec2.prices["c8i.2xlarge"].get(), 420_000);
         assert_eq!(ec2.egress_per_gib_micros.map(u64::from), Some(90_000));
@@ -253,6 +283,8 @@ mod tests {
             ("{c8i.2xlarge: $0.42/h}", "{c8i.large: $0.42/h}", "c8i.large"),
             ("kinds: [c8i.2xlarge, m5.metal]", "kinds: []", "1 to 100"),
             ("timeout: 2m", "timeout: 2h", "1 h"),
+            ("$0.054/GiB-month, as-of: 2026-11-29", "$0.054/GiB-month", "how old"),
+            ("$0.054/GiB-month", "$0.054/GiB", "/GiB-month"),
             ("max-age: 90d", "max-age: 1m", "how old a price may be"),
             ("timeout: 2m", "ec2: {region: a, kinds: [b]}", "one of the fields"),
             ("[/usr/lib/perigee/providers/libcloud,", "[libcloud,", "/usr/lib"),

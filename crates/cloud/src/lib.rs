@@ -19,7 +19,7 @@
 //! | What can every provider do, and what does an error of it mean? | `provider.rs` |
 //! | What is in `providers.yaml`? | `file.rs` |
 //! | How is EC2 asked? | `ec2/mod.rs`; how a request is signed: `sigv4.rs`; with which keys: `credentials.rs` |
-//! | How is another provider asked, and what may it answer? | `program.rs`, `program/answer.rs`; how its program ends: `program/run.rs` |
+//! | How is another provider asked, and what may it answer? | `program.rs`, `program/answer.rs`; for snapshots: `program/snapshots.rs`; how its program ends: `program/run.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
@@ -33,4 +33,4 @@ mod time;
 mod xml;
 
 pub use file::{BadProviders, providers};
-pub use provider::{CloudError, CloudErrorKind, Provider};
+pub use provider::{CloudError, CloudErrorKind, Provider, Snapshots};

@@ -5,17 +5,19 @@
 
 mod answer;
 mod run;
+mod snapshots;
 
 use std::fmt;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use perigee_model::kept::SnapshotPrice;
 use perigee_model::rental::{Instance, NewInstance, Notice, Offer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use crate::provider::{CloudError, CloudErrorKind, Provider, short};
+use crate::provider::{CloudError, CloudErrorKind, Provider, Snapshots, short};
 use answer::{InstanceAnswer, InstancesAnswer, NoticesAnswer, OffersAnswer};
 use run::Run;
 
@@ -35,6 +37,8 @@ pub struct Program {
     pub timeout: Duration,
     /// How old its prices may be.
     pub price_age_max_s: u64,
+    /// What a snapshot costs. Without a price the program is asked for none.
+    pub snapshots: SnapshotPrice,
 }
 
 impl Program {
@@ -152,6 +156,10 @@ impl Provider for Program {
             let answer: NoticesAnswer = self.call("notices", &what, &input, "").await?;
             answer.checked().map_err(|why| no_sense(&what, why))
         })
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What every provider can do, and how one says that something was not done.
 
 use futures_util::future::BoxFuture;
+use perigee_model::kept::{NewSnapshot, Snapshot, SnapshotPrice};
 use perigee_model::money::PRICE_AGE_S_DEFAULT;
 pub use perigee_model::rental::CloudErrorKind;
 use perigee_model::rental::{Instance, NewInstance, Notice, Offer};
@@ -46,6 +47,36 @@ pub trait Provider: Send + Sync {
     /// # Errors
     /// If the provider does not say.
     fn notices<'a>(&'a self, cluster: &'a str) -> BoxFuture<'a, Result<Vec<Notice>, CloudError>>;
+
+    /// Keeps disks of pools; `None` if the provider never does.
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        None
+    }
+}
+
+/// A provider that keeps the disks of pools while no host is rented.
+pub trait Snapshots: Send + Sync {
+    /// What that costs, as `providers.yaml` says.
+    fn price(&self) -> SnapshotPrice;
+
+    /// Asks for a snapshot of the disk of an instance's pool, as it is at this moment. The caller has recorded that before, and after
+    /// [`CloudErrorKind::Unclear`] looks for the rental's id in [`Snapshots::list`].
+    ///
+    /// # Errors
+    /// [`CloudErrorKind::Unclear`] if there may be a snapshot now; every other kind: there is none of this call.
+    fn take<'a>(&'a self, new: &'a NewSnapshot) -> BoxFuture<'a, Result<Snapshot, CloudError>>;
+
+    /// The cluster's snapshots. One that was asked for a moment ago may be missing.
+    ///
+    /// # Errors
+    /// If the provider does not list all of them.
+    fn list<'a>(&'a self, cluster: &'a str) -> BoxFuture<'a, Result<Vec<Snapshot>, CloudError>>;
+
+    /// Deletes a snapshot. It is no error if the provider does not know it.
+    ///
+    /// # Errors
+    /// If the provider does not say that it deletes the snapshot.
+    fn delete<'a>(&'a self, snapshot: &'a str) -> BoxFuture<'a, Result<(), CloudError>>;
 }
 
 /// Why a provider did not do what was asked for.

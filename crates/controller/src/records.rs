@@ -33,6 +33,8 @@
 //! | `rentals/RENTAL` | [`RentalRecord`] | its driver only |
 //! | `intents/rentals/RENTAL` | [`RentalIntent`] | the API; the task that rents |
 //! | `left_sites/RENTAL` | [`LeftSite`] | [`crate::ledger::left_site`] |
+//! | `kept_disks/RENTAL` | [`perigee_model::kept::KeptDisk`] | the rental's driver makes it; then the task that keeps disks only |
+//! | `kept_uses/RENTAL` | [`KeptUse`] of that disk | the driver of the rental that uses it; the task that keeps disks removes it |
 //! | `renting/settings`, `renting/decisions` | what an admin has said of renting by itself, and the last decisions ([`crate::cluster::renter`]) | the API; the task that rents |
 //! | `given_up/HOST` | [`crate::storage::given_up::GivenUp`] | the removal of a host |
 //! | `networks/NETWORK`, `network_numbers/last`, `tunnels/HOST` | those of [`crate::networks`] | the API; who tells hosts |
@@ -46,6 +48,7 @@
 
 mod access;
 mod gang_traffic;
+mod kept;
 mod kind;
 mod measurement;
 mod rental;
@@ -72,6 +75,7 @@ use crate::meter::Meter;
 
 pub use access::{Owned, Records};
 pub use gang_traffic::Talk;
+pub use kept::{KEPT_DISKS, KeptUse, kept_disk_key, kept_use_key};
 pub use kind::{Gang, GangKeys, GangMoveRequest, Kind, Membership};
 pub use measurement::{
     MEASURED_KINDS, MEASUREMENTS, MeasurementRecord, measured_kind_key, measurement_key,

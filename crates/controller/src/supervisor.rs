@@ -140,6 +140,7 @@ impl Supervisor {
         supervisor.keep_running("the measuring of hosts", measuring::run);
         supervisor.keep_running("the lists of providers", rentals::compare);
         supervisor.keep_running("the notices of providers", rentals::hear);
+        supervisor.keep_running("the keeping of disks", rentals::keep_disks);
         supervisor.keep_running("the renting of hosts", rentals::rent_by_itself);
         supervisor.keep_running("the promotion of replicas", replicas::run);
         supervisor.keep_running("the shadows of volumes", left_behind::run);

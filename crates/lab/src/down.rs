@@ -55,7 +55,8 @@ pub async fn remove_host(namespace: &str, dir: &Path) -> Result<(), Problem> {
     remove_dir(dir)
 }
 
-fn remove_dir(dir: &Path) -> Result<(), Problem> {
+/// Removes a directory with all that is below it, unless there is none.
+pub(crate) fn remove_dir(dir: &Path) -> Result<(), Problem> {
     match std::fs::remove_dir_all(dir) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             Err(Problem::internal(format!("can't remove {}", dir.display()), e))

@@ -21,9 +21,11 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use perigee_http::Authority;
 use perigee_http::ours;
+use perigee_model::units::format_time;
 use perigee_model::{HostId, Problem};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -41,6 +43,15 @@ const SOCKET_PATH_MAX: usize = 107;
 /// The mode of a directory that QEMU's users pass through.
 const PASSABLE: u32 = 0o711;
 const CLOSED: u32 = 0o700;
+/// What EC2 takes in most regions, so that a lab's decisions are as they would be there.
+const SNAPSHOT_PRICE: &str = "$0.05/GiB-month";
+
+/// As `2026-11-29`.
+fn today() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+    format_time(now_ms).chars().take("2026-11-29".len()).collect()
+}
 
 /// What a lab is, as its directory keeps it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -159,7 +170,9 @@ impl LabDir {
         let providers = self.providers();
         let program = std::path::absolute(&path)
             .map_err(|e| Problem::internal(format!("can't name {}", path.display()), e))?;
-        let named = serde_json::json!({"lab": {"program": [program]}}).to_string();
+        let snapshots = serde_json::json!({"price": SNAPSHOT_PRICE, "as-of": today()});
+        let lab = serde_json::json!({"program": [program], "snapshots": snapshots});
+        let named = serde_json::json!({"lab": lab}).to_string();
         write_private(&providers, named.as_bytes())
             .map_err(|e| Problem::internal(format!("can't write {}", providers.display()), e))
     }

@@ -40,6 +40,7 @@
 //! | What can a host do, as it is measured? | `measurement.rs`; by whom: `controller/src/measuring/`, `volume/src/measure/`, `agent/src/link.rs` |
 //! | What does a machine cost, and what is not known? | `money.rs` |
 //! | What does a provider of rented hosts offer, and what is it asked for? | `rental.rs` |
+//! | What is kept of a rented host's disk while no host is rented? | `kept.rs`; what is done: `controller/src/rentals/kept/`, `controller/src/storage/replicas/kept.rs`; whether it is worth its price: `planner/src/rent/keep.rs` |
 //! | Does the cluster rent hosts by itself, and what has it decided? | `renting.rs` |
 //! | When does a rented host end itself, and what does it say of its end? | `lease.rs`; at the host: `agent/src/lease.rs` |
 //! | What may a tar from a guest contain? | `tar_headers.rs`, `controller/src/guest/tars.rs`, `controller/src/files/outputs/entries.rs` |
@@ -69,6 +70,7 @@ pub mod inputs;
 pub mod job;
 pub mod job_file;
 pub mod job_plan;
+pub mod kept;
 pub mod labels;
 pub mod lease;
 pub mod leave_site;

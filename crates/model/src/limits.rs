@@ -372,6 +372,9 @@ pub static LEDGER_OPEN: Limit =
     Limit::new("the ledger's number of entries that are not settled", Unit::Count, 0, 200_000);
 /// Rentals of hosts, also those that were over lately. All are in the controller's memory.
 pub static RENTALS: Limit = Limit::new("the number of rented hosts", Unit::Count, 0, 10_000);
+/// Disks of rented hosts that are kept, also those that were kept lately.
+pub static KEPT_DISKS: Limit =
+    Limit::new("the number of kept disks of rented hosts", Unit::Count, 0, 1000);
 /// Until a rented host is given back.
 pub static RENT_FOR_S: Limit =
     Limit::new("how long a host is rented for", Unit::Seconds, 60, 365 * 86_400);
@@ -453,7 +456,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 76] = [
+    const ALL: [&Limit; 77] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -526,6 +529,7 @@ mod tests {
         &DEADLINE_S,
         &LEDGER_LINES,
         &LEDGER_OPEN,
+        &KEPT_DISKS,
         &PRICES,
         &PRICE_AGE_S,
         &MINIMUM_S,

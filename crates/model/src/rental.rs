@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 
 use crate::budget::MoneyRange;
 use crate::ids::{HostId, RentalId, SiteId};
+use crate::kept::PoolDisk;
 use crate::money::{Money, Price};
 use crate::renting::RentedFor;
 use states::{RentalState, Requested};
@@ -376,8 +377,11 @@ pub struct NewInstance {
     pub kvm: bool,
     /// The provider's name of the machine image.
     pub image: String,
-    /// The size of its disk.
+    /// The size of its disk, of both together if its pool has one of its own.
     pub disk_bytes: u64,
+    /// The disk of its pool; `None`: the pool is on the root disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<PoolDisk>,
     /// What cloud-init reads there. Never logged: it has a join token.
     pub user_data: String,
 }
@@ -385,7 +389,7 @@ pub struct NewInstance {
 impl fmt::Debug for NewInstance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rental, cluster, kind, zone, spot, max_per_hour_micros, .. } = self;
-        let Self { kvm, image, disk_bytes, .. } = self;
+        let Self { kvm, image, disk_bytes, pool, .. } = self;
         f.debug_struct("NewInstance")
             .field("rental", rental)
             .field("cluster", cluster)
@@ -396,6 +400,7 @@ impl fmt::Debug for NewInstance {
             .field("kvm", kvm)
             .field("image", image)
             .field("disk_bytes", disk_bytes)
+            .field("pool", pool)
             .finish_non_exhaustive()
     }
 }
@@ -506,6 +511,7 @@ mod tests {
             kvm: true,
             image: "image".to_owned(),
             disk_bytes: 1 << 30,
+            pool: None,
             user_data: "join-token".to_owned(),
         };
         let shown = format!("{new:?} {new:#?}");

@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 
 use crate::grant::SignedGrant;
 use crate::home::{DepartedLayer, ServerAddresses, Tenure};
+use crate::kept::KeptReplica;
 use crate::volume::CachePolicy;
 use crate::{HostId, ImageName, LayerId, SiteId, TenantName, VolumeName};
 
@@ -192,6 +193,9 @@ pub struct Replica {
     pub missing_bytes: Option<u64>,
     /// It is being dropped.
     pub stopping: bool,
+    /// Its host is given back, and its disk is kept at the provider: no round is made meanwhile.
+    #[serde(default)]
+    pub kept: Option<KeptReplica>,
     /// Why the last round failed, or what it waits for; empty when there is no trouble.
     pub problem: String,
 }

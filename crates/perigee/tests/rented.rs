@@ -1,6 +1,8 @@
 //! A host that a lab rents out joins the lab's cluster, hears that it is taken back, and ends itself when the controller is gone. Real
 //! daemons, no guests.
 
+#[path = "rented/kept.rs"]
+mod kept;
 mod patience;
 
 use std::io::Write as _;
@@ -77,6 +79,7 @@ fn create(lab: &Lab, token: &str) -> Checked<Instance> {
         kvm: false,
         image: String::new(),
         disk_bytes: 1 << 30,
+        pool: None,
         user_data: user_data(token, lab),
     };
     let mut answer = provider(lab, "create", &serde_json::to_value(new).map_err(failed)?)?;
@@ -326,6 +329,11 @@ async fn rent(lab: Lab) -> Checked<()> {
 #[test]
 fn a_controller_rents_a_host_of_its_lab_and_gives_it_back() {
     in_lab(rent);
+}
+
+#[test]
+fn a_replica_is_kept_while_no_host_is_rented_and_the_next_host_ships_only_what_changed() {
+    in_lab(kept::test);
 }
 
 #[test]

@@ -28,6 +28,7 @@
 //! | When does a VM move because its host is overloaded, or to its data? | `balance/` |
 //! | Which VM gets memory while it runs, and which gives some back? | `amounts.rs`; its facts: `controller/src/amounts.rs` |
 //! | When is a host rented, for which jobs, and when is it given back? | `rent/` |
+//! | Is the disk of a host that is given back kept at the provider? | `rent/keep.rs` |
 //! | What would a job take and cost at a host that would be rented for it, and how long would it wait at the others? | `offers.rs`, `rent/waits.rs`; its facts: `controller/src/rentals/plan.rs`, `controller/src/planning/waits.rs` |
 //! | How much do equal runs differ? | `noise.rs` |
 //! | What is kept of a job's runs, and which runs count for which job? | `runs.rs` |

@@ -40,7 +40,7 @@ fn instance(item: &Element) -> Option<Instance> {
     })
 }
 
-fn tag<'a>(item: &'a Element, key: &str) -> Option<&'a str> {
+pub fn tag<'a>(item: &'a Element, key: &str) -> Option<&'a str> {
     item.items("tagSet").find(|tag| tag.text("key") == Some(key))?.text("value")
 }
 

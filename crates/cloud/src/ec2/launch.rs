@@ -2,6 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use perigee_model::kept::ROOT_DISK_BYTES;
 use perigee_model::rental::{CLUSTER_TAG, NewInstance, RENTAL_TAG};
 
 use super::Settings;
@@ -11,6 +12,9 @@ use super::client::Form;
 const USER_DATA_BYTES_MAX: usize = 16 * 1024;
 /// Bytes of an idempotency token that EC2 takes: `ClientToken` of `RunInstances`.
 const TOKEN_BYTES_MAX: usize = 64;
+
+/// The name of a pool's disk. Nitro machines show it under another one.
+pub const POOL_DEVICE: &str = "/dev/sdf";
 
 /// Why EC2 would not take it; `None` if it may.
 pub fn refused(new: &NewInstance) -> Option<String> {
@@ -47,11 +51,14 @@ pub fn form(
         form = form.with("CpuOptions.NestedVirtualization", "enabled");
     }
     if let Some(root_device) = root_device {
-        form = form
-            .with("BlockDeviceMapping.1.DeviceName", root_device)
-            .with("BlockDeviceMapping.1.Ebs.VolumeSize", new.disk_bytes.div_ceil(1 << 30))
-            .with("BlockDeviceMapping.1.Ebs.VolumeType", "gp3")
-            .with("BlockDeviceMapping.1.Ebs.DeleteOnTermination", true);
+        let bytes = new.pool.as_ref().map_or(new.disk_bytes, |_| ROOT_DISK_BYTES);
+        form = disk(form, 1, (root_device, bytes));
+    }
+    if let Some(pool) = &new.pool {
+        form = disk(form, 2, (POOL_DEVICE, pool.bytes));
+        if let Some(snapshot) = &pool.snapshot {
+            form = form.with("BlockDeviceMapping.2.Ebs.SnapshotId", snapshot);
+        }
     }
     if let Some(subnet) = settings.subnets.get(&new.zone) {
         form = form.with("SubnetId", subnet);
@@ -71,6 +78,14 @@ pub fn form(
         tagged.push("spot-instances-request");
     }
     (1..).zip(tagged).fold(form, |form, (number, what)| tags(form, number, what, new))
+}
+
+fn disk(form: Form, number: usize, (device, bytes): (&str, u64)) -> Form {
+    let at = format!("BlockDeviceMapping.{number}");
+    form.with(&format!("{at}.DeviceName"), device)
+        .with(&format!("{at}.Ebs.VolumeSize"), bytes.div_ceil(1 << 30))
+        .with(&format!("{at}.Ebs.VolumeType"), "gp3")
+        .with(&format!("{at}.Ebs.DeleteOnTermination"), true)
 }
 
 fn tags(form: Form, number: usize, what: &str, new: &NewInstance) -> Form {

@@ -7,22 +7,25 @@
 //! | What is asked for when an instance is made? | `launch.rs` |
 //! | What can be rented, and for how much? | `offers.rs` |
 //! | What do its answers say? | `answers.rs` |
+//! | How is the disk of a pool kept? | `snapshots.rs` |
 
 mod answers;
 mod client;
 mod errors;
 mod launch;
 mod offers;
+mod snapshots;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 
 use futures_util::future::BoxFuture;
+use perigee_model::kept::SnapshotPrice;
 use perigee_model::money::PRICE_AGE_S_DEFAULT;
 use perigee_model::rental::{CLUSTER_TAG, Instance, NewInstance, Notice, Offer};
 
 use crate::credentials::Source;
-use crate::provider::{CloudError, CloudErrorKind, Provider};
+use crate::provider::{CloudError, CloudErrorKind, Provider, Snapshots};
 use crate::time;
 use crate::xml::Element;
 pub use client::Waits;
@@ -64,6 +67,8 @@ pub struct Settings {
     pub disk_per_gib_month_micros: Option<NonZeroU64>,
     /// How old its prices may be.
     pub price_age_max_s: u64,
+    /// What a snapshot costs. Without a price none is made.
+    pub snapshots: SnapshotPrice,
     /// How long EC2 is waited for.
     pub waits: Waits,
 }
@@ -86,6 +91,7 @@ impl Settings {
             egress_per_gib_micros: None,
             disk_per_gib_month_micros: None,
             price_age_max_s: PRICE_AGE_S_DEFAULT,
+            snapshots: SnapshotPrice::default(),
             waits: Waits::default(),
         }
     }
@@ -215,6 +221,10 @@ impl Provider for Ec2 {
     fn notices<'a>(&'a self, cluster: &'a str) -> BoxFuture<'a, Result<Vec<Notice>, CloudError>> {
         Box::pin(self.marked(cluster))
     }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
 }
 
 #[cfg(test)]
@@ -241,7 +251,7 @@ mod tests {
                 ..Settings::new("a")
             };
             let ec2 = Ec2::new("amazon", settings).expect("a provider");
-            let list = ec2.list("c1").await.map(drop);
+            let list = Provider::list(&ec2, "c1").await.map(drop);
             let notices = ec2.notices("c1").await.map(drop);
             for answer in [list, notices, ec2.end("i-1").await] {
                 let error = answer.expect_err(page);

@@ -170,7 +170,7 @@ impl NoticesAnswer {
     }
 }
 
-fn few<T>(items: &[T]) -> Result<(), String> {
+pub(super) fn few<T>(items: &[T]) -> Result<(), String> {
     match items.len() {
         0..=ITEMS_MAX => Ok(()),
         count => Err(format!("its list has {count} items; at most {ITEMS_MAX} are possible")),
@@ -185,7 +185,7 @@ fn instance(instance: &Instance) -> Result<(), String> {
     address.and(instance.rental.as_deref().map_or(Ok(()), |rental| word("rental", rental)))
 }
 
-fn word(name: &str, text: &str) -> Result<(), String> {
+pub(super) fn word(name: &str, text: &str) -> Result<(), String> {
     let is_word = (1..=WORD_BYTES_MAX).contains(&text.len()) && !text.contains(char::is_control);
     match is_word {
         true => Ok(()),

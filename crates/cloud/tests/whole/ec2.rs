@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use perigee_cloud::{CloudErrorKind, Provider, providers};
+use perigee_cloud::{CloudErrorKind, Provider, Snapshots, providers};
+use perigee_model::kept::{NewSnapshot, PoolDisk, SnapshotState};
 use perigee_model::rental::{Instance, InstanceState, NewInstance, Notice};
 use tempfile::TempDir;
 
@@ -29,7 +30,8 @@ async fn cloud() -> Cloud {
     let text = format!(
         "amazon:\n  ec2:\n    region: eu-central-1\n    kinds: [m5.large, m5.metal, m6g.large, c8i.large]\n    \
          prices: {{m5.large: $0.115/h, m5.metal: 0/h}}\n    as-of: 2026-11-29\n    egress: $0.09/GiB\n    \
-         credentials: {}\n    endpoint: {}\n",
+         credentials: {}\n    endpoint: {}\n  \
+         snapshots: {{price: $0.05/GiB-month, as-of: 2026-11-29}}\n",
         file.display(),
         faults.endpoint
     );
@@ -50,6 +52,10 @@ fn new(rental: &str) -> NewInstance {
 impl Cloud {
     async fn make(&self, new: &NewInstance) -> Instance {
         self.ec2.create(new).await.expect("an instance")
+    }
+
+    fn snapshots(&self) -> &dyn Snapshots {
+        self.ec2.snapshots().expect("EC2 keeps disks")
     }
 
     /// Those that cost money.
@@ -88,6 +94,63 @@ async fn a_host_is_rented_listed_on_all_pages_and_given_back() {
     let others = cloud.ec2.list("c2").await.expect("a list");
     assert_eq!(others.len(), 1);
     assert_eq!((&others[0].id, others[0].state), (&theirs.id, InstanceState::Running));
+}
+
+fn with_pool(rental: &str, snapshot: Option<String>) -> NewInstance {
+    let pool = PoolDisk { bytes: 34 << 30, snapshot };
+    NewInstance { disk_bytes: 50 << 30, pool: Some(pool), ..new(rental) }
+}
+
+fn of(instance: &Instance, rental: &str) -> NewSnapshot {
+    NewSnapshot {
+        rental: rental.to_owned(),
+        cluster: "c1".to_owned(),
+        instance: instance.id.clone(),
+    }
+}
+
+#[tokio::test]
+async fn the_disk_of_a_pool_is_kept_and_the_next_host_has_one_made_of_it() {
+    let cloud = cloud().await;
+    let first = cloud.make(&with_pool("r1", None)).await;
+    let taken = cloud.snapshots().take(&of(&first, "r1")).await.expect("a snapshot");
+    cloud.ec2.end(&first.id).await.expect("its end");
+    let listed = cloud.snapshots().list("c1").await.expect("a list");
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    let one = &listed[0];
+    assert_eq!((&one.id, one.rental.as_deref()), (&taken.id, Some("r1")));
+    assert_eq!(one.state, SnapshotState::Complete);
+    assert!(cloud.snapshots().list("c2").await.expect("a list").is_empty(), "another cluster's");
+    cloud.make(&with_pool("r2", Some(taken.id.clone()))).await;
+    let asked = cloud.faults.seen("RunInstances");
+    let of_snapshot = format!("BlockDeviceMapping.2.Ebs.SnapshotId={}", taken.id);
+    assert!(asked[1].contains(&of_snapshot) && !asked[0].contains("SnapshotId"), "{asked:?}");
+    for _ in 0..2 {
+        cloud.snapshots().delete(&taken.id).await.expect("it may be deleted already");
+    }
+    assert!(cloud.snapshots().list("c1").await.expect("a list").is_empty());
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_answer_was_lost_is_found_by_its_rental() {
+    let cloud = cloud().await;
+    let made = cloud.make(&with_pool("r1", None)).await;
+    cloud.faults.next("CreateSnapshot", &[Fault::LoseAnswer]);
+    let error = cloud.snapshots().take(&of(&made, "r1")).await.expect_err("nobody knows");
+    assert_eq!(error.kind, CloudErrorKind::Unclear, "{error}");
+    assert_eq!(cloud.faults.seen("CreateSnapshot").len(), 1, "it is asked for once");
+    let listed = cloud.snapshots().list("c1").await.expect("a list");
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    assert_eq!(listed[0].rental.as_deref(), Some("r1"));
+}
+
+#[tokio::test]
+async fn an_instance_whose_pool_is_on_its_root_disk_has_nothing_kept() {
+    let cloud = cloud().await;
+    let made = cloud.make(&new("r1")).await;
+    let error = cloud.snapshots().take(&of(&made, "r1")).await.expect_err("no such disk");
+    assert_eq!(error.kind, CloudErrorKind::Refused, "{error}");
+    assert!(cloud.faults.seen("CreateSnapshot").is_empty());
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ fn new_instance(rental: &str) -> NewInstance {
         kvm: false,
         image: "image".to_owned(),
         disk_bytes: 1 << 30,
+        pool: None,
         user_data: "#!/bin/sh\necho join-token\n".to_owned(),
     }
 }

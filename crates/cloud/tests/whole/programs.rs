@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use perigee_cloud::{CloudErrorKind, Provider, providers};
+use perigee_model::kept::{NewSnapshot, SnapshotState};
 use perigee_model::rental::{InstanceState, NewInstance};
 use tempfile::TempDir;
 
@@ -109,6 +110,33 @@ async fn each_verb_has_its_answer() {
     assert_eq!(provider.notices("c1").await.expect("notices")[0].ends_unix_s, 7);
     let error = provider.end("i2").await.expect_err("it says nothing");
     assert_eq!(error.kind, CloudErrorKind::Unclear, "{error}");
+}
+
+#[tokio::test]
+async fn a_program_that_keeps_disks_says_which_and_one_that_does_not_says_so() {
+    let snapshot = r#""id": "s1", "rental": "r1", "state": "complete", "stored_bytes": null"#;
+    let script = script(&format!(
+        "case $2 in\n\
+         snapshot) echo '{{\"snapshot\": {{{snapshot}}}}}';;\n\
+         snapshots) echo '{{\"snapshots\": [{{\"cluster\": \"c1\", {snapshot}}}]}}';;\n\
+         *) echo '{{\"error\": {{\"kind\": \"refused\", \"message\": \"no such verb\"}}}}';;\n\
+         esac"
+    ));
+    let snapshots = script.provider.snapshots().expect("a program may know the verbs");
+    let new = |rental: &str| NewSnapshot {
+        rental: rental.to_owned(),
+        cluster: "c1".to_owned(),
+        instance: "i1".to_owned(),
+    };
+    let taken = snapshots.take(&new("r1")).await.expect("a snapshot");
+    assert_eq!((taken.id.as_str(), taken.state), ("s1", SnapshotState::Complete));
+    let error = snapshots.take(&new("r2")).await.expect_err("it is of another rental");
+    assert_eq!(error.kind, CloudErrorKind::Unclear, "{error}");
+    assert_eq!(snapshots.list("c1").await.expect("a list"), [taken]);
+    let error = snapshots.list("c2").await.expect_err("somebody else's may not be deleted");
+    assert!(error.message.contains("s1 of another cluster"), "{error}");
+    let error = snapshots.delete("s1").await.expect_err("it does not know that verb");
+    assert_eq!(error.kind, CloudErrorKind::Refused, "{error}");
 }
 
 #[tokio::test]

@@ -163,6 +163,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "POST",   "/v1/rentals"),
     (May::Admin,    "GET",    "/v1/rentals/{rental}"),
     (May::Admin,    "POST",   "/v1/rentals/{rental}/end"),
+    (May::Admin,    "GET",    "/v1/kept-disks"),
     (May::Admin,    "GET",    "/v1/renting"),
     (May::Admin,    "PUT",    "/v1/renting"),
     (May::Admin,    "GET",    "/v1/links"),

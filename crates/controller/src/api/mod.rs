@@ -93,6 +93,7 @@ fn cluster_routes() -> Routes {
         .routes(routes!(rentals::list, rentals::rent))
         .routes(routes!(rentals::info))
         .routes(routes!(rentals::end))
+        .routes(routes!(rentals::kept_disks))
         .routes(routes!(renting::show, renting::set))
         .routes(routes!(metrics::of_host))
         .routes(routes!(metrics::targets))

@@ -3,6 +3,7 @@
 use axum::extract::State;
 use perigee_http::{Json, Reply};
 use perigee_model::RentalId;
+use perigee_model::kept::KeptDisk;
 use perigee_model::rental::{EndRental, ProviderOffers, RentHost, Rental};
 
 use super::caller::Caller;
@@ -40,6 +41,13 @@ pub async fn list(State(cluster): Shared) -> Reply<Vec<Rental>> {
     responses((status = 200, body = Rental)))]
 pub async fn info(State(cluster): Shared, Name(rental): Name<RentalId>) -> Reply<Rental> {
     json(rentals::get(&cluster, &rental)?)
+}
+
+/// The disks of rented hosts that are kept at their providers, because replicas are there, also those that were kept in the last month.
+#[utoipa::path(get, path = "/kept-disks", tag = "rentals",
+    responses((status = 200, body = Vec<KeptDisk>)))]
+pub async fn kept_disks(State(cluster): Shared) -> Reply<Vec<KeptDisk>> {
+    json(rentals::kept_disks(&cluster).await?)
 }
 
 /// Gives a rented host back: what it has leaves it first, or ends with it.

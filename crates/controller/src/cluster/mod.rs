@@ -189,6 +189,8 @@ pub struct Cluster {
     pub enrolling: tokio::sync::Mutex<()>,
     /// Whoever makes or removes both records of a replica takes turns.
     pub replica_records: tokio::sync::Mutex<()>,
+    /// Whoever begins to use a kept disk, or ends it, takes turns.
+    pub kept_disks: tokio::sync::Mutex<()>,
     /// Hosts that tried to join with a token that does not count.
     pub bad_joins: Seldom,
     /// Requests with a token that does not count.
@@ -305,6 +307,7 @@ impl Cluster {
             authority,
             enrolling: tokio::sync::Mutex::default(),
             replica_records: tokio::sync::Mutex::default(),
+            kept_disks: tokio::sync::Mutex::default(),
             bad_joins: Seldom::default(),
             bad_tokens: Seldom::default(),
             accounts,

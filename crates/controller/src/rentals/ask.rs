@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use perigee_cloud::{CloudError, CloudErrorKind};
 use perigee_model::Problem;
+use perigee_model::kept::PoolDisk;
 use perigee_model::rental::states::{RentalEvent, Requested};
 use perigee_model::rental::{
     EndedBy, Instance, KIND_UNKNOWN, NewInstance, Offer, OfferRefused, Rental,
 };
 
-use super::{cluster_id, money, user_data, within};
+use super::{cluster_id, kept, money, user_data, within};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::hosts::enrol;
@@ -25,7 +26,8 @@ pub const TEXT_MAX: usize = 256;
 pub async fn ask(cluster: &Arc<Cluster>, record: &mut Owned<RentalRecord>) -> Result<(), Problem> {
     let view = &record.value.view;
     let provider = Arc::clone(cluster.settings.renting.provider(&view.provider)?);
-    let new = new_instance(cluster, &mut record.value).await?;
+    let pool = kept::disk(cluster, provider.as_ref(), view).await?;
+    let new = new_instance(cluster, &mut record.value, pool).await?;
     let id = record.value.view.id.clone();
     let before = record.value.view.requested;
     let view = &mut record.value.view;
@@ -145,6 +147,7 @@ fn note_error(view: &mut Rental, before: Requested, error: &CloudError) {
 async fn new_instance(
     cluster: &Cluster,
     record: &mut RentalRecord,
+    pool: Option<PoolDisk>,
 ) -> Result<NewInstance, Problem> {
     let (host, url) = (record.view.host.clone(), record.controller_url.clone());
     let url = url.ok_or_else(|| {
@@ -160,7 +163,7 @@ async fn new_instance(
             Some(enrol::token_of(cluster, host, secret, url.clone(), life).await?)
         }
     };
-    let view = &record.view;
+    let (view, lease) = (&record.view, cluster.timing.rentals.lease);
     Ok(NewInstance {
         rental: view.id.to_string(),
         cluster: cluster_id(cluster),
@@ -171,6 +174,7 @@ async fn new_instance(
         kvm: view.offer.kvm == Some(true),
         image: view.image.clone(),
         disk_bytes: view.disk_bytes,
-        user_data: user_data::script(view, &url, token.as_ref(), cluster.timing.rentals.lease),
+        user_data: user_data::script(view, &url, token.as_ref(), lease, pool.as_ref()),
+        pool,
     })
 }

@@ -28,11 +28,15 @@ const INSTANCES_MAX: usize = 10_000;
 /// How the last round of each provider went. Providers share a task, and none waits for another one that is slow: so that a good round of one
 /// does not hide that another one fails, the task reports what all of them came to.
 #[derive(Default)]
-struct Rounds(Mutex<BTreeMap<String, Result<String, Problem>>>);
+pub(super) struct Rounds(Mutex<BTreeMap<String, Result<String, Problem>>>);
 
 impl Rounds {
     /// Notes how a provider's round went. Returns what all providers came to, as [`joined`] says it.
-    fn note(&self, provider: &str, went: Result<String, Problem>) -> Result<String, Problem> {
+    pub(super) fn note(
+        &self,
+        provider: &str,
+        went: Result<String, Problem>,
+    ) -> Result<String, Problem> {
         let mut rounds = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rounds.insert(provider.to_owned(), went);
         joined(rounds.values().cloned().collect())

@@ -9,7 +9,7 @@ use perigee_model::rental::{EndedBy, Instance, InstanceState, Rental};
 use perigee_model::{Problem, ProblemKind, RentalId};
 
 use super::facts::{self, rented_host, why_ends, why_late};
-use super::{ask, money, within};
+use super::{ask, kept, money, within};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::drain;
@@ -320,10 +320,10 @@ async fn empty(cluster: &Arc<Cluster>, record: &mut Owned<RentalRecord>) -> Resu
         Err(problem) => problem.to_string(),
     };
     let silent = rented_host(cluster, &host).await? != RentedHost::Up;
-    let why = if silent {
-        format!("{}; what is there is not known", cluster.hosts.silence(&host))
-    } else {
-        why
+    let why = match silent {
+        true => format!("{}; what is there is not known", cluster.hosts.silence(&host)),
+        false if why.is_empty() => kept::why_waits(cluster, &record.value.view).await?,
+        false => why,
     };
     say(record, &why.chars().take(2000).collect::<String>()).await
 }

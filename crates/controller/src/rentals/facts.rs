@@ -10,6 +10,7 @@ use perigee_model::rental::{EndedBy, HostFound, Rental, is_machine};
 use perigee_model::vm::Accelerator;
 use perigee_model::{HostId, Problem};
 
+use super::kept;
 use crate::cluster::Cluster;
 use crate::drain;
 use crate::records::{HostRecord, RentalIntent};
@@ -79,15 +80,21 @@ pub async fn known(
         is_late,
         // What is made where nothing is listed could not be found again.
         may_ask: !asked_all && pause_is_over && cluster.rentals.has_listed(&rental.provider),
-        is_empty: if looks { is_empty(cluster, &rental.host).await } else { None },
+        is_empty: if looks { is_empty(cluster, rental).await? } else { None },
     })
 }
 
-/// Whether nothing is at the host, which is drained; `None` if that is not known.
-async fn is_empty(cluster: &Arc<Cluster>, host: &HostId) -> Option<bool> {
-    cluster.hosts.drain(host)?;
+/// Whether nothing is at the host, which is drained, and its replicas let it go; `None` if that is not known.
+async fn is_empty(cluster: &Arc<Cluster>, rental: &Rental) -> Result<Option<bool>, Problem> {
+    let host = &rental.host;
+    if cluster.hosts.drain(host).is_none() {
+        return Ok(None);
+    }
     let look = drain::drain(cluster, host, String::new(), DrainHost { dry_run: true }).await;
-    look.ok()?.left.map(|left| left.is_empty())
+    match look.ok().and_then(|look| look.left).map(|left| left.is_empty()) {
+        Some(true) => kept::lets_go(cluster, rental).await.map(Some),
+        other => Ok(other),
+    }
 }
 
 /// What the rental's host has shown to be; `None` if it has said nothing yet, or what can't be.

@@ -4,22 +4,25 @@
 //! What the driver does next is [`perigee_model::rental::states::decide`]'s, from what [`facts`] gathers. The record says that the provider is asked
 //! before the provider is asked, and the money is reserved before ([`money`]). No provider is called under a lock, and each is waited for so
 //! long at most. An instance of the cluster that no unfinished rental owns gets a rental that drains its host and ends it (`compare.rs`).
-//! So each instance has a record that ends it, whatever was killed in between.
+//! So each instance has a record that ends it, whatever was killed in between. What becomes of replicas at a host that is given back: `kept/`.
 
 mod ask;
 mod automatic;
 mod compare;
 mod driver;
 mod facts;
+mod kept;
 mod money;
 mod offered;
 mod plan;
+mod pool_disk;
 mod request;
 mod user_data;
 
 pub use automatic::{run as rent_by_itself, set_renting};
 pub use compare::{compare, hear};
 pub use driver::drive;
+pub use kept::{list as kept_disks, run as keep_disks};
 pub use plan::plan;
 #[cfg(test)]
 pub use request::rent_for;

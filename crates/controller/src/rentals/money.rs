@@ -92,12 +92,12 @@ pub fn check(cluster: &Cluster, rental: &Rental, for_s: u64) -> Result<(), Probl
 }
 
 /// Whether what ended then counts against the budget; Unix time.
-fn counts(cluster: &Cluster, at_ms: u64) -> bool {
+pub(super) fn counts(cluster: &Cluster, at_ms: u64) -> bool {
     cluster.clock.age_ms(at_ms) / 1000 <= PERIOD_S
 }
 
 /// What all rentals but this one have cost beyond what is reserved for them, as one that something can't leave.
-fn beyond(cluster: &Cluster, without: Option<&RentalId>) -> Money {
+pub(super) fn beyond(cluster: &Cluster, without: Option<&RentalId>) -> Money {
     let all = cluster.rentals.all().into_iter();
     let others = all.filter(|other| Some(&other.id) != without && !other.state.is_over());
     others.map(|other| spent(cluster, &other).unwrap_or_default().less(other.reserved)).sum()

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use perigee_model::enrol::JoinToken;
+use perigee_model::kept::PoolDisk;
 use perigee_model::rental::Rental;
 use perigee_model::units::format_duration;
+
+use super::pool_disk;
 
 /// A script for cloud-init: the host joins with the token, and starts its daemons. Without a token it is a host of a cluster that runs with
 /// `--insecure`. Its agent powers it off when it has not heard of its controller for the length of the lease.
@@ -15,6 +18,7 @@ pub fn script(
     controller_url: &str,
     token: Option<&JoinToken>,
     lease: Duration,
+    pool: Option<&PoolDisk>,
 ) -> String {
     let (host, site) = (&rental.host, &rental.site);
     let url = quoted(controller_url);
@@ -27,6 +31,7 @@ pub fn script(
     );
     let insecure = if token.is_some() { "" } else { " --insecure" };
     SCRIPT
+        .replace("@POOL@\n", &pool_disk::commands(pool))
         .replace("@HOST@", host.as_str())
         .replace("@SITE@", site.as_str())
         .replace("@CONTROLLER@", &url)
@@ -63,6 +68,7 @@ install -d -m 0755 /run/perigee
 # QEMU runs as another user, and has its files below.
 install -d -m 0711 /var/lib/perigee
 install -d -m 0700 "$pool"
+@POOL@
 join() {
     # The address from which this machine reaches the controller.
     to=$(getent ahosts "$name" | awk 'NR == 1 {print $1}')
@@ -88,6 +94,7 @@ run() {
 [Unit]
 Wants=network-online.target
 After=network-online.target
+RequiresMountsFor=$pool
 
 [Service]
 ExecStartPre=/bin/mkdir -p /run/perigee
@@ -185,7 +192,7 @@ esac"
         let token = JoinToken { host, secret, fingerprint, controller_url };
         let rental = crate::tests::rental("rent-1");
         let lease = Duration::from_secs(600);
-        let script = script(&rental, &token.controller_url, Some(&token), lease);
+        let script = script(&rental, &token.controller_url, Some(&token), lease, None);
         let paths = ["/run/perigee", "/var/lib/perigee", "/run/systemd", "/etc/systemd"];
         let own =
             |text: String, path: &&str| text.replace(path, &format!("{}{path}", at.display()));

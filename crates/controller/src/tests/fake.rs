@@ -150,6 +150,8 @@ pub struct Inside {
     pub no_new_volumes: bool,
     /// What its pool says; without it, the pool does not answer.
     pub pool_free_bytes: Option<u64>,
+    /// The data in its pool.
+    pub pool_data_bytes: u64,
     /// Imports are made and VMs are started, and the answers are lost.
     pub loses_answers: bool,
     /// Every import is refused.
@@ -553,7 +555,11 @@ async fn stats(State(inside): Shared) -> Reply<Vec<ExportStats>> {
 }
 
 async fn pool(State(inside): Shared) -> Reply<PoolInfo> {
-    let Some(free_bytes) = inside.lock().expect("lock").pool_free_bytes else {
+    let (free_bytes, data_bytes) = {
+        let inside = inside.lock().expect("lock");
+        (inside.pool_free_bytes, inside.pool_data_bytes)
+    };
+    let Some(free_bytes) = free_bytes else {
         return Err(Problem::unavailable("read the state of the pool", "it is busy").into());
     };
     Ok(Json(PoolInfo {
@@ -563,7 +569,7 @@ async fn pool(State(inside): Shared) -> Reply<PoolInfo> {
         images: 0,
         volumes: 0,
         format_version: 1,
-        data_bytes: 0,
+        data_bytes,
         shared_bytes: 0,
         tenants: Vec::new(),
     }))

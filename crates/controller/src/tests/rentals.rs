@@ -10,6 +10,10 @@ mod budget;
 mod by_itself;
 #[path = "rentals/double.rs"]
 mod double;
+#[path = "rentals/kept.rs"]
+mod kept;
+#[path = "rentals/kept_killed.rs"]
+mod kept_killed;
 #[path = "rentals/killed.rs"]
 mod killed;
 #[path = "rentals/killed_later.rs"]
@@ -92,7 +96,9 @@ async fn start_of(
 ) -> Arc<Supervisor> {
     let renting = Renting { providers: vec![Arc::new(double.clone())], budget };
     let own_url = Some("https://127.0.0.1:7000".to_owned());
-    let settings = Settings { own_url, renting, ..Settings::default() };
+    // Of the tests that have one.
+    let prices = Some(dir.join("prices.yaml")).filter(|file| file.exists());
+    let settings = Settings { own_url, renting, prices, ..Settings::default() };
     let supervisor = Supervisor::start_with(dir, timing, traffic, settings, None)
         .await
         .expect("the controller starts");

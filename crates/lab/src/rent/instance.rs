@@ -9,6 +9,7 @@ use perigee_model::Problem;
 use perigee_model::rental::{InstanceState, NewInstance};
 
 use super::records::{Record, Records, make_passable};
+use super::snapshots;
 use crate::command::{cannot_start, run};
 use crate::definition::Definition;
 use crate::process::{Process, own_cpus};
@@ -60,6 +61,9 @@ async fn make(
     write(&root.join("user-data"), &new.user_data, 0o700)?;
     write(&root.join("boot-id"), &format!("{}\n", uuid::Uuid::new_v4()), 0o600)?;
     make_bin(&root, &file.program)?;
+    if let Some(pool) = &new.pool {
+        snapshots::make_disk(records, &root, pool.snapshot.as_deref()).await?;
+    }
     let namespace = definition.rented_namespace(&record.id);
     connect(definition, &record, &namespace).await?;
     record.machine = Some(start(file, records, &record, &namespace)?);

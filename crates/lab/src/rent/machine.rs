@@ -39,6 +39,10 @@ for dir in etc run var/lib; do
   mkdir -p "/$dir/perigee"
   mount --bind "$root/machine/$dir/perigee" "/$dir/perigee"
 done
+if [ -d "$root/disk" ]; then
+  mkdir -p /var/lib/perigee/pool
+  mount --bind "$root/disk" /var/lib/perigee/pool
+fi
 rm -rf /run/systemd/system /run/systemd/private /run/dbus
 mount --bind "$root/boot-id" /proc/sys/kernel/random/boot_id
 exec "$root/user-data"

@@ -16,6 +16,7 @@
 //! | what is kept of an instance, and where | `records.rs` |
 //! | what do the verbs do | `verbs.rs` |
 //! | how does an instance begin and end | `instance.rs` |
+//! | what is kept of the disk of a pool | `snapshots.rs` |
 //! | what runs in an instance | `machine.rs` |
 //! | what does an instance hear at 169.254.169.254 | `metadata.rs` |
 
@@ -24,6 +25,7 @@ mod machine;
 mod metadata;
 mod offers;
 mod records;
+mod snapshots;
 mod verbs;
 
 pub use machine::machine;

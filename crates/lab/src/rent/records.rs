@@ -11,6 +11,9 @@
 //!                i-…/bin/          programs that power it off, and `perigee`
 //!                i-…/notice        if a test makes it: the provider takes the instance back at this time, in seconds since 1970
 //!                i-…/power-off     it has powered itself off
+//!                i-…/disk/         the disk of its pool, if it has one
+//!                snap-….json       the record of a snapshot of such a disk
+//!                snap-…/           its content
 //! ```
 //!
 //! Only this user can read what is in them, for the user-data have a token.
@@ -22,6 +25,7 @@ use std::time::Duration;
 
 use perigee_model::Problem;
 use perigee_model::rental::{Instance, InstanceState, ListedInstance, NewInstance};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::process::{Process, wait_until};
@@ -153,20 +157,9 @@ impl Records {
     /// # Errors
     /// If a record can't be read: half a list would be wrong.
     pub fn all(&self) -> Result<Vec<Record>, Problem> {
-        let what = || format!("can't list the instances in {}", self.dir().display());
-        let entries = match std::fs::read_dir(self.dir()) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(Problem::internal(what(), error)),
-        };
-        let mut all = Vec::new();
-        for entry in entries {
-            let name = entry.map_err(|e| Problem::internal(what(), e))?.file_name();
-            let id = name.to_str().and_then(|name| name.strip_suffix(".json"));
-            if let Some(id) = id.filter(|id| id.starts_with("i-")) {
-                all.extend(self.get(id)?);
-            }
-        }
+        let ids = self.ids("i-")?;
+        let read = |id: &String| self.get(id).transpose();
+        let mut all: Vec<Record> = ids.iter().filter_map(read).collect::<Result<_, _>>()?;
         all.sort_by(|a, b| (a.asked_unix_ms, &a.id).cmp(&(b.asked_unix_ms, &b.id)));
         Ok(all)
     }
@@ -174,7 +167,53 @@ impl Records {
     /// # Errors
     /// If the record can't be read.
     pub fn get(&self, id: &str) -> Result<Option<Record>, Problem> {
+        self.read(id)
+    }
+
+    /// The ids with this prefix that have records.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    pub fn ids(&self, prefix: &str) -> Result<Vec<String>, Problem> {
+        let what = || format!("can't list the records in {}", self.dir().display());
+        let entries = match std::fs::read_dir(self.dir()) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(Problem::internal(what(), error)),
+        };
+        let mut ids = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(|e| Problem::internal(what(), e))?.file_name();
+            let id = name.to_str().and_then(|name| name.strip_suffix(".json"));
+            ids.extend(id.filter(|id| id.starts_with(prefix)).map(str::to_owned));
+        }
+        Ok(ids)
+    }
+
+    /// # Errors
+    /// If the record can't be read.
+    pub fn read<T: DeserializeOwned>(&self, id: &str) -> Result<Option<T>, Problem> {
         self.lab.read(&format!("rented/{id}.json"))
+    }
+
+    /// # Errors
+    /// If the lab's directory can't be written.
+    pub fn write<T: Serialize>(&self, id: &str, record: &T) -> Result<(), Problem> {
+        self.lab.write(&format!("rented/{id}.json"), record)
+    }
+
+    /// Removes a record, unless there is none.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub fn remove(&self, id: &str) -> Result<(), Problem> {
+        let path = self.dir().join(format!("{id}.json"));
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Problem::internal(format!("can't remove {}", path.display()), error))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Writes a record, and forgets the oldest instances that are gone if there are too many.
@@ -182,19 +221,14 @@ impl Records {
     /// # Errors
     /// If the lab's directory can't be written.
     pub fn put(&self, record: &Record) -> Result<(), Problem> {
-        self.lab.write(&format!("rented/{}.json", record.id), record)?;
+        self.write(&record.id, record)?;
         if record.is_there() {
             return Ok(());
         }
         let mut gone = self.all()?;
         gone.retain(|record| !record.is_there());
         let surplus = gone.len().saturating_sub(RECORDS_MAX);
-        for old in &gone[..surplus] {
-            let path = self.dir().join(format!("{}.json", old.id));
-            std::fs::remove_file(&path)
-                .map_err(|e| Problem::internal(format!("can't remove {}", path.display()), e))?;
-        }
-        Ok(())
+        gone[..surplus].iter().try_for_each(|old| self.remove(&old.id))
     }
 
     /// When the provider takes an instance back, in seconds since 1970.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::instance;
 use super::offers::INSTANCES_MAX;
 use super::records::{Record, Records};
+use super::snapshots;
 use super::zone;
 use crate::state::LabFile;
 use crate::up::Lab;
@@ -31,6 +32,12 @@ pub enum Verb {
     End,
     /// Which instances are taken back: `cluster`; `notices`.
     Notices,
+    /// A snapshot of the disk of a pool: [`perigee_model::kept::NewSnapshot`]; `snapshot`.
+    Snapshot,
+    /// The snapshots of a cluster: `cluster`; `snapshots`.
+    Snapshots,
+    /// Deletes a snapshot: `snapshot`; no fields.
+    DeleteSnapshot,
 }
 
 /// Why a verb was not carried out.
@@ -43,11 +50,11 @@ pub struct Failure {
 }
 
 impl Failure {
-    fn new(kind: CloudErrorKind, message: impl Into<String>) -> Self {
+    pub(super) fn new(kind: CloudErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
 
-    fn refused(message: impl Into<String>) -> Self {
+    pub(super) fn refused(message: impl Into<String>) -> Self {
         Self::new(CloudErrorKind::Refused, message)
     }
 }
@@ -95,6 +102,19 @@ async fn carry_out(lab: &Lab, verb: Verb, asked: &str) -> Result<Value, Failure>
             let notices = notices(&records, &cluster)?;
             Ok(json!({ "notices": notices }))
         }
+        Verb::Snapshot => {
+            let taken = snapshots::take(lab, &records, &read(asked)?).await?;
+            Ok(json!({ "snapshot": taken }))
+        }
+        Verb::Snapshots => {
+            let OfCluster { cluster } = read(asked)?;
+            Ok(json!({ "snapshots": snapshots::list(&records, &cluster)? }))
+        }
+        Verb::DeleteSnapshot => {
+            let OfSnapshot { snapshot } = read(asked)?;
+            snapshots::delete(&records, &snapshot).await?;
+            Ok(json!({}))
+        }
     }
 }
 
@@ -106,6 +126,11 @@ struct OfCluster {
 #[derive(Debug, Deserialize)]
 struct OfInstance {
     instance: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct OfSnapshot {
+    snapshot: String,
 }
 
 /// Nothing of what was asked is in the error: it may have a token.

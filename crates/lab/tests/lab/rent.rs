@@ -34,6 +34,7 @@ fn new(rental: &str, user_data: &str) -> Value {
         kvm: false,
         image: String::new(),
         disk_bytes: 1 << 30,
+        pool: None,
         user_data: user_data.to_owned(),
     };
     serde_json::to_value(new).expect("JSON")
@@ -132,6 +133,40 @@ async fn a_rented_host_runs_what_it_was_given_once_and_nothing_of_it_stays() {
     let text = std::fs::read_to_string(lab.dir().join("supervisor.json")).expect("a process");
     let json: Value = serde_json::from_str(&text).expect("JSON");
     kill(i32::try_from(json["pid"].as_i64().expect("a pid")).expect("a pid"));
+    bench.down(&lab.definition.id).await;
+}
+
+#[tokio::test]
+async fn the_disk_of_a_pool_is_kept_and_the_next_instance_has_one_made_of_it() {
+    const WRITES: &str = "#!/bin/sh\necho kept > /var/lib/perigee/pool/file\nsleep 1000 &\n";
+    let bench = Bench::new();
+    let lab = bench.up_as(definition()).await;
+    let with_pool = async |rental: &str, snapshot: Value, user_data: &str| {
+        let mut new = new(rental, user_data);
+        new["pool"] = json!({"bytes": 1_u64 << 30, "snapshot": snapshot});
+        let answer = ask(&lab, Verb::Create, new).await;
+        serde_json::from_value::<Instance>(answer["instance"].clone()).expect("an instance")
+    };
+    let disk = |id: &str| std::fs::read_to_string(root(&lab, id).join("disk/file"));
+    let first = with_pool("r-1", Value::Null, WRITES).await;
+    until("the user-data", || disk(&first.id).is_ok_and(|text| text.ends_with('\n'))).await;
+    let of_first = json!({"rental": "r-1", "cluster": CLUSTER, "instance": first.id});
+    let taken = ask(&lab, Verb::Snapshot, of_first.clone()).await;
+    assert_eq!(ask(&lab, Verb::Snapshot, of_first).await, taken, "asked twice");
+    assert_eq!(taken["snapshot"]["state"], "complete", "{taken}");
+    ask(&lab, Verb::End, json!({"instance": first.id})).await;
+
+    let second = with_pool("r-2", taken["snapshot"]["id"].clone(), USER_DATA).await;
+    assert_eq!(disk(&second.id).expect("it is there"), "kept\n");
+    let listed = ask(&lab, Verb::Snapshots, json!({"cluster": CLUSTER})).await;
+    assert_eq!(listed["snapshots"][0]["rental"], "r-1", "{listed}");
+    let of_second = json!({"rental": "r-3", "cluster": CLUSTER, "instance": "i-00000000"});
+    assert_eq!(refused(&lab, Verb::Snapshot, of_second).await.0, "refused");
+    let id = json!({"snapshot": taken["snapshot"]["id"]});
+    ask(&lab, Verb::DeleteSnapshot, id.clone()).await;
+    ask(&lab, Verb::DeleteSnapshot, id).await;
+    let listed = ask(&lab, Verb::Snapshots, json!({"cluster": CLUSTER})).await;
+    assert_eq!(listed["snapshots"], json!([]));
     bench.down(&lab.definition.id).await;
 }
 

@@ -25,6 +25,7 @@ pub mod job;
 mod job_log;
 mod job_plan;
 mod join;
+mod kept;
 pub mod lab;
 pub mod lab_balance;
 mod leave_site;

@@ -12,7 +12,7 @@ use perigee_model::{Problem, RentalId, SiteId};
 use serde::Serialize;
 
 use crate::arguments::size;
-use crate::commands::renting;
+use crate::commands::{kept, renting};
 use crate::context::Context;
 use crate::output::{self, Column, Format};
 use crate::servers::controller_client;
@@ -59,6 +59,12 @@ pub enum Verb {
     #[command(visible_alias = "ls")]
     List {
         /// Also those that were given back in the last month
+        #[arg(long)]
+        all: bool,
+    },
+    /// List the disks of hosts that were given back and are kept at their providers, because replicas are there
+    Kept {
+        /// Also those that were kept in the last month, and those that were not worth it
         #[arg(long)]
         all: bool,
     },
@@ -190,6 +196,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             rentals.retain(|rental| all || rental.state != RentalState::Gone);
             output::list(context.format, &rentals, RENTALS)
         }
+        Verb::Kept { all } => kept::list(&client, all, context.format).await,
         Verb::End { rental, now } => {
             let path = format!("/v1/rentals/{rental}/end");
             let rental: Rental = client.post(&path, &EndRental { now }).await?;

@@ -39,6 +39,12 @@ enum ProviderVerb {
     End,
     /// Which instances will be taken back
     Notices,
+    /// Keep the disk of an instance's pool
+    Snapshot,
+    /// The disks of a cluster that are kept
+    Snapshots,
+    /// Delete one of them
+    DeleteSnapshot,
 }
 
 /// What [`instance`] takes.
@@ -62,6 +68,9 @@ pub async fn provider(options: ProviderOptions) -> Result<ExitCode, Problem> {
         ProviderVerb::List => Verb::List,
         ProviderVerb::End => Verb::End,
         ProviderVerb::Notices => Verb::Notices,
+        ProviderVerb::Snapshot => Verb::Snapshot,
+        ProviderVerb::Snapshots => Verb::Snapshots,
+        ProviderVerb::DeleteSnapshot => Verb::DeleteSnapshot,
     };
     let (answer, done) = answer(&lab, verb, &asked).await;
     output::text(&answer.to_string());

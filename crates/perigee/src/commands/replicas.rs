@@ -8,6 +8,7 @@ use perigee_model::replica::{PromoteVolume, Promotion, Replica, ReplicateVolume,
 use perigee_model::units::format_duration;
 use perigee_model::{Problem, SiteId, VolumeName};
 
+use crate::commands::kept;
 use crate::output::{self, Column, Format};
 
 const REPLICA: &[Column<Replica>] = &[
@@ -52,6 +53,7 @@ fn state(replica: &Replica) -> String {
     if let Some(bytes) = replica.missing_bytes {
         words.push(format!("{} to ship", output::bytes(bytes)));
     }
+    words.extend(replica.kept.as_ref().map(kept::in_words));
     if replica.stopping {
         words.push("being dropped".to_owned());
     }

@@ -37,6 +37,7 @@ mod drain;
 mod expected;
 mod explain;
 mod idle;
+pub mod keep;
 #[cfg(test)]
 mod tests;
 mod waits;

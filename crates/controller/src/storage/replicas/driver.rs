@@ -13,10 +13,11 @@ use perigee_model::units::{format_bytes, format_duration};
 use perigee_model::volume::{Compacted, VolumeInfo};
 use perigee_model::{Problem, ProblemKind, SiteId, VolumeName};
 
+use super::kept::{Place, place};
 use super::{ReplicaIntent, ReplicaRecord, intent_key, record_key};
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
-use crate::records::Owned;
+use crate::records::{KEPT_DISKS, Owned};
 use crate::storage::volumes;
 
 /// The longest pause between two tries. The pause is doubled each time.
@@ -37,6 +38,7 @@ const DOUBLED_MAX: u32 = 6;
 pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName, site: SiteId) -> Result<(), Problem> {
     let key = intent_key(&volume, &site);
     let mut intents = cluster.records.watch(&key);
+    let mut disks = cluster.records.watch(KEPT_DISKS);
     let (mut rounds, mut pause) = (Rounds::default(), cluster.timing.poll);
     loop {
         let Some(intent) = cluster.records.read::<ReplicaIntent>(&key).await? else {
@@ -51,9 +53,12 @@ pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName, site: SiteId) -> R
             continue;
         }
         let mut run = Run { cluster: Arc::clone(&cluster), intent, record, rounds: &mut rounds };
-        let done = match run.intent.stop {
-            true => run.stop().await.map(|()| None),
-            false => run.step().await.map(Some),
+        let done = if run.intent.stop {
+            run.stop().await.map(|()| None)
+        } else if run.is_kept().await? {
+            Ok(Some(cluster.timing.figures))
+        } else {
+            run.step().await.map(Some)
         };
         let wait = match done {
             Ok(None) => return Ok(()),
@@ -70,6 +75,7 @@ pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName, site: SiteId) -> R
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             _ = intents.next() => {}
+            _ = disks.next() => {}
         }
     }
 }
@@ -113,6 +119,31 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// Whether it stands still because its disk is kept, or is about to be. Notes that, and where it is.
+    async fn is_kept(&mut self) -> Result<bool, Problem> {
+        let before = self.record.value.clone();
+        let place = place(&self.cluster, &before).await?;
+        let now = &mut self.record.value;
+        now.held = match &place {
+            Place::Kept(disk) => Some(disk.clone()),
+            Place::Here | Place::At(_) => None,
+        };
+        if let Place::At(host) = place {
+            tracing::info!("the replica of volume {} is at {host} now", now.view.volume);
+            // What is under way there asks with the rights of another host: it begins anew.
+            (now.view.host, now.from_nbd_addr) = (host, Some(String::new()));
+            *self.rounds = Rounds::default();
+        }
+        let is_kept = now.held.is_some();
+        if is_kept {
+            now.view.problem.clear();
+        }
+        if *now != before {
+            self.record.save().await?;
+        }
+        Ok(is_kept)
+    }
+
     /// Does what is due. Returns how long to wait until the next step.
     async fn step(&mut self) -> Result<Duration, Problem> {
         let before = self.rounds.missing.take();

@@ -2,23 +2,25 @@
 //!
 //! A replica is wanted as long as its intent is in the store. The driver begins a round when one is due, waits until
 //! the round is complete, and then tells the volume's home, which keeps the layers that the replica stands on
-//! ([`perigee_model::replica`]). Each request can be repeated, so a controller or a volume server that is killed in
+//! ([`perigee_model::replica`]). Of a rented host that is given back the disk may be kept meanwhile (`kept.rs`). Each request can be repeated, so a controller or a volume server that is killed in
 //! the middle goes on where it was.
 
 mod carry_out;
 mod driver;
+mod kept;
 mod lost;
 mod promote;
 mod request;
 
 pub use driver::drive;
+pub use kept::{at_host, is_still};
 pub use lost::{is_superseded, run};
 pub use promote::promote;
 pub use request::{being_shipped, check_far, list, of_volume, replicate, stop};
 
 use perigee_model::home::Tenure;
 use perigee_model::replica::Replica;
-use perigee_model::{HostId, Problem, SiteId, VolumeName};
+use perigee_model::{HostId, Problem, RentalId, SiteId, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
@@ -47,6 +49,9 @@ pub struct ReplicaRecord {
     pub in_use: Option<bool>,
     /// The NBD address of the home from which the present round comes; `None`: not known.
     pub from_nbd_addr: Option<String>,
+    /// It stands still for this kept disk: no round is made, and its home is told nothing.
+    #[serde(default)]
+    pub held: Option<RentalId>,
 }
 
 const INTENTS: &str = "intents/replicas/";

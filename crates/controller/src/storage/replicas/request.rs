@@ -6,7 +6,7 @@ use perigee_model::limits::{REPLICA_EVERY_S, REPLICA_POINTS};
 use perigee_model::replica::{Replica, ReplicateVolume};
 use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
-use super::{ReplicaIntent, ReplicaRecord, intent_key, intents_of, record_key, records_of};
+use super::{ReplicaIntent, ReplicaRecord, intent_key, intents_of, kept, record_key, records_of};
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{VolumeRecord, volume_key};
 use crate::storage::volumes;
@@ -49,10 +49,17 @@ pub async fn replicate(
         behind_bytes: None,
         missing_bytes: None,
         stopping: false,
+        kept: None,
         problem: String::new(),
     };
-    let record =
-        ReplicaRecord { view, home: None, tenure: None, in_use: None, from_nbd_addr: None };
+    let record = ReplicaRecord {
+        view,
+        home: None,
+        tenure: None,
+        in_use: None,
+        from_nbd_addr: None,
+        held: None,
+    };
     let intent = ReplicaIntent {
         volume: volume.clone(),
         site: ask.to.clone(),
@@ -71,7 +78,14 @@ pub async fn replicate(
 }
 
 /// The host with the most room at a site.
-async fn host_at(cluster: &Cluster, what: &str, site: &SiteId) -> Result<Arc<HostLink>, Problem> {
+///
+/// # Errors
+/// `NotFound` if no host is at the site; `Unavailable` if none takes it.
+pub(super) async fn host_at(
+    cluster: &Cluster,
+    what: &str,
+    site: &SiteId,
+) -> Result<Arc<HostLink>, Problem> {
     let hosts = cluster.hosts.all();
     if !hosts.iter().any(|host| host.addresses.site == *site) {
         return Err(Problem::not_found(what, format!("no host is at site {site}"))
@@ -162,6 +176,7 @@ async fn shown(cluster: &Cluster, records: &str, intents: &str) -> Result<Vec<Re
             shown.stopping |= intent.stop;
         }
     }
+    kept::show(cluster, &mut all).await?;
     Ok(all)
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt as _};
-use perigee_cloud::{CloudError, CloudErrorKind, Provider};
+use perigee_cloud::{CloudError, CloudErrorKind, Provider, Snapshots};
 use perigee_model::money::{Money, PRICE_AGE_S_DEFAULT, Price};
 use perigee_model::rental::states::{RentalState, Requested};
 use perigee_model::rental::{Instance, InstanceState, NewInstance, Notice, Offer};
@@ -82,6 +82,8 @@ pub struct Inside {
     /// What `m1` costs at `a`; `None`: as [`offer`] says.
     pub price: Option<Price>,
     pub asked: Vec<NewInstance>,
+    /// What it keeps of disks.
+    pub disks: super::kept::Disks,
     pub notices: Vec<Notice>,
     /// It does not say what it offers while that is so.
     pub hangs_offers: bool,
@@ -167,7 +169,7 @@ fn is_alive(made: &Made, now: Instant) -> bool {
 
 impl Inside {
     /// The time that the controller's clock has seen to pass.
-    fn passed_ms(&self) -> u64 {
+    pub fn passed_ms(&self) -> u64 {
         self.cluster.upgrade().map_or(0, |cluster| cluster.clock.passed_ms())
     }
 
@@ -209,6 +211,10 @@ impl Inside {
     /// The record says that it asks, and the money is reserved, before it asks.
     fn check_recorded(&mut self, new: &NewInstance) {
         let Some(cluster) = self.cluster.upgrade() else { return };
+        let snapshot = new.pool.as_ref().and_then(|pool| pool.snapshot.as_ref());
+        if snapshot.is_some_and(|id| !self.disks.made.iter().any(|one| one.id == *id)) {
+            self.wrong.push(format!("a disk of {snapshot:?}, which is not there"));
+        }
         let id = new.rental.parse().expect("the id of a rental");
         let Some(rental) = cluster.rentals.get(&id) else {
             return self.wrong.push(format!("{id} was asked for, and has no record"));
@@ -256,7 +262,7 @@ pub fn offer(kind: &str, zone: &str, spot: bool) -> Offer {
     }
 }
 
-fn fails<T>(kind: CloudErrorKind) -> Result<T, CloudError> {
+pub fn fails<T>(kind: CloudErrorKind) -> Result<T, CloudError> {
     Err(CloudError { kind, message: "as the test says".to_owned() })
 }
 
@@ -388,5 +394,9 @@ impl Provider for Double {
 
     fn notices<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<Notice>, CloudError>> {
         async move { Ok(self.inside().notices.clone()) }.boxed()
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
     }
 }
