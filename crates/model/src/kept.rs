@@ -28,7 +28,7 @@ pub const POOL_LABEL: &str = "perigee-pool";
 /// The disk of an instance's pool, beside its root disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PoolDisk {
-    /// Its size. The root disk has [`ROOT_DISK_BYTES`], and both together have the size that was asked for.
+    /// Its size, in whole GiB. The root disk has [`ROOT_DISK_BYTES`], and both together have the size that was asked for.
     pub bytes: u64,
     /// The provider's id of the snapshot that the disk is made of; `None`: the disk is blank.
     #[serde(default)]
@@ -39,7 +39,8 @@ impl PoolDisk {
     /// A blank one, if a host with so many bytes of disk has room for one beside its root disk.
     #[must_use]
     pub fn of(disk_bytes: u64) -> Option<Self> {
-        let bytes = disk_bytes.checked_sub(ROOT_DISK_BYTES)?;
+        // Disks have whole GiB, and a host finds its one by its size.
+        let bytes = disk_bytes.checked_sub(ROOT_DISK_BYTES)? >> 30 << 30;
         (bytes >= POOL_DISK_MIN_BYTES).then_some(Self { bytes, snapshot: None })
     }
 }
@@ -433,5 +434,11 @@ mod tests {
     fn a_pool_has_a_disk_of_its_own_where_there_is_room() {
         assert_eq!(PoolDisk::of(16 << 30), None);
         assert_eq!(PoolDisk::of(50 << 30), Some(PoolDisk { bytes: 34 << 30, snapshot: None }));
+    }
+
+    #[test]
+    fn a_pools_disk_has_whole_gib() {
+        assert_eq!(PoolDisk::of(50_000_000_000).map(|disk| disk.bytes), Some(30 << 30));
+        assert_eq!(PoolDisk::of((17 << 30) - 1), None);
     }
 }

@@ -1,6 +1,7 @@
 //! The example of a program: `examples/providers/libcloud`, asked as a controller does, with EC2 as moto plays it.
 
 use perigee_cloud::{CloudErrorKind, providers};
+use perigee_model::kept::PoolDisk;
 use perigee_model::rental::{InstanceState, NewInstance};
 
 use crate::faults::{Fault, Faults};
@@ -67,6 +68,11 @@ async fn the_example_rents_a_host_and_gives_it_back() {
     let nested = NewInstance { rental: "r2".to_owned(), kvm: true, ..new.clone() };
     let error = other.create(&nested).await.expect_err("nobody knows whether it has KVM");
     assert_eq!(error.kind, CloudErrorKind::Refused, "{error}");
+    let pool = Some(PoolDisk { bytes: 4 << 30, snapshot: None });
+    let second = NewInstance { rental: "r2".to_owned(), pool, ..new.clone() };
+    let error = other.create(&second).await.expect_err("it makes no second disk");
+    assert_eq!(error.kind, CloudErrorKind::Refused, "{error}");
+    assert!(error.message.contains("snapshots"), "{error}");
     faults.next("TerminateInstances", &[Fault::Say("<TerminateInstancesResponse/>")]);
     let error = other.end(&made.id).await.expect_err("libcloud does not say that it ends");
     assert_eq!(error.kind, CloudErrorKind::Unclear, "{error}");

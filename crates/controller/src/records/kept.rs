@@ -15,7 +15,7 @@ pub fn kept_disk_key(of: &RentalId) -> String {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptUse {
     pub rental: Option<RentalId>,
-    /// How many rentals before it ended without a host that joined.
+    /// How many rentals before it had an instance whose host did not join.
     pub failed: u32,
 }
 

@@ -23,7 +23,7 @@ use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::tasks::Task;
 use crate::records::{KEPT_DISKS, KeptUse, Owned, kept_disk_key, kept_use_key};
-use crate::storage::replicas;
+use crate::storage::replicas::{self, ReplicaRecord};
 
 /// A list with more than this is no list.
 const SNAPSHOTS_MAX: usize = 10_000;
@@ -103,13 +103,24 @@ async fn round(
     let all: Vec<KeptDisk> = cluster.records.list(KEPT_DISKS).await?;
     let own: Vec<KeptDisk> = all.into_iter().filter(|kept| kept.provider == name).collect();
     let alive: Vec<&KeptDisk> = own.iter().filter(|kept| !kept.state.is_over()).collect();
-    let nothing = || Ok((format!("{name} keeps no disk"), false));
-    let Some(snapshots) = provider.snapshots() else { return nothing() };
-    if alive.is_empty() && !pool::keeps(provider.as_ref()) {
-        return nothing();
-    }
+    // Without a price there may still be snapshots of those that were asked for before.
+    let may_have = !alive.is_empty()
+        || own.iter().any(|kept| kept.asked_ms.is_some())
+        || !memory.unowned.is_empty();
+    let snapshots = provider.snapshots().filter(|_| may_have || pool::keeps(provider.as_ref()));
+    let Some(snapshots) = snapshots else {
+        end_unasked(cluster, &alive).await?;
+        record::prune(cluster).await?;
+        return Ok((format!("{name} keeps no disk"), false));
+    };
     memory.watches.retain(|id, _| alive.iter().any(|kept| kept.id == *id));
-    let list = list(cluster, name, snapshots).await?;
+    let list = match list(cluster, name, snapshots).await {
+        Ok(list) => list,
+        Err(problem) => {
+            end_unasked(cluster, &alive).await?;
+            return Err(problem);
+        }
+    };
     let count = list.snapshots.len();
     let mut problem = None;
     for kept in alive {
@@ -125,6 +136,34 @@ async fn round(
     let changes = |kept: &KeptDisk| kept.state.is_being_made() || kept.state == KeptState::Ending;
     let hurries = all.iter().any(|kept| kept.provider == name && changes(kept));
     Ok((format!("{name} keeps {count} disks"), hurries))
+}
+
+/// Ends those that nobody was asked for and that are not wanted any more: no list says anything of them.
+async fn end_unasked(cluster: &Arc<Cluster>, alive: &[&KeptDisk]) -> Result<(), Problem> {
+    for kept in alive.iter().filter(|kept| kept.state == KeptState::Wanted) {
+        let owned = cluster.records.own::<KeptDisk>(&kept_disk_key(&kept.id)).await?;
+        let Some(mut kept) = owned.filter(|one| one.value.state == KeptState::Wanted) else {
+            continue;
+        };
+        let replicas = replicas_of(cluster, &kept.value).await?;
+        if let Some(why) = why_not_made(cluster, &kept.value, &replicas) {
+            take(cluster, &mut kept, KeptEvent::Ends, why).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Why one that is not kept yet is not wanted any more.
+fn why_not_made(cluster: &Cluster, kept: &KeptDisk, replicas: &[ReplicaRecord]) -> Option<String> {
+    let rental = cluster.rentals.get(&kept.id);
+    let drains = rental.is_some_and(|one| one.state == RentalState::Draining);
+    let because = match () {
+        () if replicas.is_empty() => Some("its replicas were dropped"),
+        () if kept.state == KeptState::Wanted && !drains => Some("its host has ended before"),
+        () if is_late(cluster, kept) => Some("it took too long"),
+        () => None,
+    };
+    because.map(str::to_owned)
 }
 
 async fn list(cluster: &Cluster, name: &str, snapshots: &dyn Snapshots) -> Result<List, Problem> {
@@ -209,7 +248,7 @@ impl Run<'_> {
             KeptStep::Delete => self.delete(&kept.value).await,
             KeptStep::Event(event) => {
                 let why = ends.unwrap_or_else(|| why_of(event, &kept.value));
-                self.take(&mut kept, event, why).await
+                take(self.cluster, &mut kept, event, why).await
             }
         }
     }
@@ -275,20 +314,8 @@ impl Run<'_> {
         let cluster = self.cluster;
         let replicas = replicas_of(cluster, kept).await?;
         match kept.state {
-            KeptState::Wanted | KeptState::Asked => {
-                let rental = cluster.rentals.get(&kept.id);
-                let drains = rental.is_some_and(|one| one.state == RentalState::Draining);
-                let because = match () {
-                    () if replicas.is_empty() => Some("its replicas were dropped"),
-                    () if kept.state == KeptState::Wanted && !drains => {
-                        Some("its host has ended before")
-                    }
-                    () if is_late(cluster, kept) => Some("it took too long"),
-                    () => None,
-                };
-                Ok(because.map(str::to_owned))
-            }
-            KeptState::Kept => self.why_kept_no_more(kept, replicas.is_empty()).await,
+            KeptState::Wanted | KeptState::Asked => Ok(why_not_made(cluster, kept, &replicas)),
+            KeptState::Kept => self.why_kept_no_more(kept, &replicas).await,
             KeptState::Ending | KeptState::Gone => Ok(None),
         }
     }
@@ -296,28 +323,35 @@ impl Run<'_> {
     async fn why_kept_no_more(
         &self,
         kept: &KeptDisk,
-        is_left: bool,
+        replicas: &[ReplicaRecord],
     ) -> Result<Option<String>, Problem> {
-        let cluster = self.cluster;
+        let (cluster, is_left) = (self.cluster, replicas.is_empty());
+        let mut has_homes = true;
+        for replica in replicas {
+            has_homes &= replicas::has_home(cluster, &replica.view.volume).await?;
+        }
         let key = kept_use_key(&kept.id);
         let used: KeptUse = cluster.records.read(&key).await?.unwrap_or_default();
         if let Some(user) = &used.rental {
             let rental = cluster.rentals.get(user);
             let joined = rental.as_ref().is_some_and(|one| one.joined_ms.is_some());
-            if is_left {
+            let made = rental.as_ref().is_some_and(|one| one.instance.is_some());
+            let may_come = rental.is_some_and(|one| !one.state.is_over());
+            if is_left && (joined || may_come) {
                 return Ok(Some(format!("its replicas are at host {user}")));
             }
-            if rental.is_some_and(|one| !one.state.is_over()) {
+            if may_come {
                 // It is about to join, or its replicas are about to be there.
                 return Ok(None);
             }
             if joined {
                 return Ok(Some(format!("host {user} had it")));
             }
-            let failed = used.failed + 1;
+            // A provider that refuses a host says nothing of the disk.
+            let failed = used.failed + u32::from(made);
             let free = KeptUse { rental: None, failed };
             cluster.records.put(&key, &free).await?;
-            if failed >= FAILED_MAX {
+            if failed >= FAILED_MAX && has_homes {
                 return Ok(Some(format!("{failed} hosts with a disk made of it did not join")));
             }
         }
@@ -327,6 +361,10 @@ impl Run<'_> {
         let age_s = kept.asked_ms.map_or(0, |ms| cluster.clock.age_ms(ms) / 1000);
         if age_s >= KEPT_MAX_S {
             return Ok(Some(format!("no host was rented there for {} days", KEPT_MAX_S / 86_400)));
+        }
+        if !has_homes {
+            // It may be the last copy, and 30 days of it are reserved.
+            return Ok(None);
         }
         Ok(keep::ends(kept, self.price(), record::spent(cluster, kept)))
     }
@@ -343,7 +381,7 @@ impl Run<'_> {
         let facts = worth::facts(self.cluster, &kept.value, &replicas, price).await?;
         let worth = match keep::is_worth(&facts) {
             Ok(worth) => worth,
-            Err(why) => return self.take(kept, KeptEvent::Ends, why).await,
+            Err(why) => return take(self.cluster, kept, KeptEvent::Ends, why).await,
         };
         kept.value.per_gib_month = price.unwrap_or_default();
         (kept.value.shipping, kept.value.stored_bytes) = (worth.shipping, facts.stored_bytes);
@@ -353,11 +391,11 @@ impl Run<'_> {
                 perigee_model::ProblemKind::Conflict | perigee_model::ProblemKind::NoSpace
             );
             return match is_final {
-                true => self.take(kept, KeptEvent::Ends, problem.why).await,
+                true => take(self.cluster, kept, KeptEvent::Ends, problem.why).await,
                 false => Err(problem),
             };
         }
-        self.take(kept, KeptEvent::Asks, worth.why).await?;
+        take(self.cluster, kept, KeptEvent::Asks, worth.why).await?;
         let new = NewSnapshot {
             rental: kept.value.id.to_string(),
             cluster: cluster_id(self.cluster),
@@ -377,10 +415,10 @@ impl Run<'_> {
                 let why = format!("{}: {}", error.kind, error.message);
                 let why: String = why.chars().take(1000).collect();
                 record::release(self.cluster, &kept.value).await?;
-                self.take(kept, KeptEvent::Refused, why.clone()).await?;
+                take(self.cluster, kept, KeptEvent::Refused, why.clone()).await?;
                 match error.kind {
                     CloudErrorKind::Throttled => Ok(()),
-                    _ => self.take(kept, KeptEvent::Ends, why).await,
+                    _ => take(self.cluster, kept, KeptEvent::Ends, why).await,
                 }
             }
         }
@@ -401,36 +439,36 @@ impl Run<'_> {
                 .next("it is tried again")
         })
     }
+}
 
-    /// Records an event, after the ledger. One that somebody has begun to use just now is not ended.
-    async fn take(
-        &self,
-        kept: &mut Owned<KeptDisk>,
-        event: KeptEvent,
-        why: String,
-    ) -> Result<(), Problem> {
-        let turn = self.cluster.kept_disks.lock().await;
-        if (kept.value.state, event) == (KeptState::Kept, KeptEvent::Ends) {
-            let key = kept_use_key(&kept.value.id);
-            let used: Option<KeptUse> = self.cluster.records.read(&key).await?;
-            let user = used.and_then(|used| used.rental);
-            let user = user.and_then(|user| self.cluster.rentals.get(&user));
-            if user.is_some_and(|one| one.joined_ms.is_none() && !one.state.is_over()) {
-                return Ok(());
-            }
+/// Records an event, after the ledger. One that somebody has begun to use just now is not ended.
+async fn take(
+    cluster: &Cluster,
+    kept: &mut Owned<KeptDisk>,
+    event: KeptEvent,
+    why: String,
+) -> Result<(), Problem> {
+    let turn = cluster.kept_disks.lock().await;
+    if (kept.value.state, event) == (KeptState::Kept, KeptEvent::Ends) {
+        let key = kept_use_key(&kept.value.id);
+        let used: Option<KeptUse> = cluster.records.read(&key).await?;
+        let user = used.and_then(|used| used.rental);
+        let user = user.and_then(|user| cluster.rentals.get(&user));
+        if user.is_some_and(|one| one.joined_ms.is_none() && !one.state.is_over()) {
+            return Ok(());
         }
-        if kept.value.state.next(event)?.is_over() {
-            record::settle(self.cluster, &kept.value).await?;
-        }
-        kept.value.take(event, now_ms(), why)?;
-        kept.save().await?;
-        drop(turn);
-        let KeptDisk { id, host, state, why, .. } = &kept.value;
-        tracing::info!(rental = %id, "the disk of host {host} is {state}: {why}");
-        // Its host waits for it.
-        self.cluster.rentals.changed.notify_waiters();
-        Ok(())
     }
+    if kept.value.state.next(event)?.is_over() {
+        record::settle(cluster, &kept.value).await?;
+    }
+    kept.value.take(event, now_ms(), why)?;
+    kept.save().await?;
+    drop(turn);
+    let KeptDisk { id, host, state, why, .. } = &kept.value;
+    tracing::info!(rental = %id, "the disk of host {host} is {state}: {why}");
+    // Its host waits for it.
+    cluster.rentals.changed.notify_waiters();
+    Ok(())
 }
 
 fn why_of(event: KeptEvent, kept: &KeptDisk) -> String {

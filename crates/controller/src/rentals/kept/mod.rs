@@ -102,17 +102,16 @@ pub async fn why_waits(cluster: &Cluster, rental: &Rental) -> Result<String, Pro
     })
 }
 
-/// Whether another host of the site stays, to which its replicas can be shipped at once.
+/// Whether another host of the site is up and stays, to which its replicas can be shipped at once.
 fn has_other_host(cluster: &Cluster, rental: &Rental) -> bool {
-    let mut all = cluster.hosts.all().into_iter();
-    all.any(|host| {
+    cluster.hosts.up().iter().any(|host| {
         let is_there = host.addresses.site == rental.site && host.id != rental.host;
         is_there && cluster.hosts.drain(&host.id).is_none()
     })
 }
 
 /// Whether its host has waited for long enough.
-fn is_late(cluster: &Cluster, kept: &KeptDisk) -> bool {
+pub fn is_late(cluster: &Cluster, kept: &KeptDisk) -> bool {
     let (since_ms, max) = match kept.state {
         KeptState::Wanted => (Some(kept.wanted_ms), WANTED_MAX),
         KeptState::Asked => (kept.asked_ms, ASKED_MAX),

@@ -4,6 +4,7 @@ use perigee_cloud::Provider;
 use perigee_model::Problem;
 use perigee_model::kept::{KeptDisk, KeptState, PoolDisk};
 use perigee_model::rental::Rental;
+use perigee_model::rental::states::Requested;
 
 use crate::cluster::Cluster;
 use crate::records::{KEPT_DISKS, KeptUse, kept_use_key};
@@ -44,12 +45,13 @@ pub async fn disk(
     }
     let kept = match (own, free) {
         (Some(own), _) => own,
-        (None, Some((kept, failed))) => {
+        // A request that may have been made was for a blank one, and the same is asked for again.
+        (None, Some((kept, failed))) if rental.requested != Requested::Perhaps => {
             let used = KeptUse { rental: Some(rental.id.clone()), failed };
             cluster.records.put(&kept_use_key(&kept.id), &used).await?;
             kept
         }
-        (None, None) => return Ok(Some(blank)),
+        _ => return Ok(Some(blank)),
     };
     Ok(Some(PoolDisk { snapshot: kept.snapshot.clone(), ..blank }))
 }

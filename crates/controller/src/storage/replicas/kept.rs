@@ -4,13 +4,15 @@
 //! snapshot will have. The replica's record says that it stands still, and only then the provider is asked. When a host joins whose disk was made
 //! of the snapshot, the replica is at that host, and its next round ships only what has changed.
 
+use perigee_model::job::HostState;
 use perigee_model::kept::{KeptDisk, KeptReplica, KeptState};
 use perigee_model::replica::Replica;
-use perigee_model::{HostId, Problem, RentalId};
+use perigee_model::{HostId, Problem, RentalId, VolumeName};
 
 use super::{ReplicaRecord, request};
 use crate::cluster::Cluster;
-use crate::records::{HostRecord, KEPT_DISKS, KeptUse, kept_use_key};
+use crate::records::{HostRecord, KEPT_DISKS, KeptUse, VolumeRecord, kept_use_key, volume_key};
+use crate::rentals;
 
 /// Where a replica is.
 pub(super) enum Place {
@@ -37,12 +39,32 @@ pub(super) async fn place(cluster: &Cluster, record: &ReplicaRecord) -> Result<P
     let view = &record.view;
     let all: Vec<KeptDisk> = cluster.records.list(KEPT_DISKS).await?;
     if let Some(kept) = all.into_iter().find(|kept| has(kept, view)) {
-        let user = user(cluster, &kept).await?.filter(|_| kept.state == KeptState::Kept);
-        return Ok(user.map_or(Place::Kept(kept.id), Place::At));
+        let used: Option<KeptUse> = cluster.records.read(&kept_use_key(&kept.id)).await?;
+        let user = used.and_then(|used| used.rental);
+        if kept.state == KeptState::Kept
+            && let Some(host) = joined(cluster, user.as_ref())
+        {
+            return Ok(Place::At(host));
+        }
+        let stands = match kept.state {
+            KeptState::Kept => {
+                comes(cluster, user.as_ref())
+                    || !has_other_host(cluster, view)
+                    || !has_home(cluster, &view.volume).await?
+            }
+            // What was to be kept is not waited for any longer than its host waits.
+            _ => !rentals::keeping_is_late(cluster, &kept),
+        };
+        if stands {
+            return Ok(Place::Kept(kept.id));
+        }
     }
     let is_known = cluster.hosts.get(&view.host).is_ok()
         || cluster.records.read::<HostRecord>(&format!("hosts/{}", view.host)).await?.is_some();
-    if is_known {
+    // A host of one's own may come back, and while the home is lost this may be the last copy.
+    let rental = cluster.rentals.of_host(&view.host);
+    let never_back = rental.is_some_and(|one| one.state.is_over());
+    if is_known || !never_back || !has_home(cluster, &view.volume).await? {
         return Ok(Place::Here);
     }
     // It is made anew where it is wanted, if some host is there.
@@ -51,11 +73,32 @@ pub(super) async fn place(cluster: &Cluster, record: &ReplicaRecord) -> Result<P
 }
 
 /// The host with a disk made of the snapshot, once it has joined.
-async fn user(cluster: &Cluster, kept: &KeptDisk) -> Result<Option<HostId>, Problem> {
-    let used: Option<KeptUse> = cluster.records.read(&kept_use_key(&kept.id)).await?;
-    let rental = used.and_then(|used| used.rental);
-    let host = rental.and_then(|rental| HostId::new(rental.as_str()).ok());
-    Ok(host.filter(|host| cluster.hosts.get(host).is_ok()))
+fn joined(cluster: &Cluster, user: Option<&RentalId>) -> Option<HostId> {
+    let host = user.and_then(|rental| HostId::new(rental.as_str()).ok());
+    host.filter(|host| cluster.hosts.get(host).is_ok())
+}
+
+/// Whether that host may still join.
+fn comes(cluster: &Cluster, user: Option<&RentalId>) -> bool {
+    let rental = user.and_then(|rental| cluster.rentals.get(rental));
+    rental.is_some_and(|one| !one.state.is_over())
+}
+
+/// Whether another host of the site can have the replica now.
+fn has_other_host(cluster: &Cluster, replica: &Replica) -> bool {
+    cluster.hosts.up().iter().any(|host| {
+        let is_there = host.addresses.site == replica.site && host.id != replica.host;
+        is_there && cluster.hosts.drain(&host.id).is_none()
+    })
+}
+
+/// Whether the volume's home is up. If not, a replica may be the last copy.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn has_home(cluster: &Cluster, volume: &VolumeName) -> Result<bool, Problem> {
+    let record: Option<VolumeRecord> = cluster.records.read(&volume_key(volume)).await?;
+    Ok(record.is_some_and(|one| cluster.hosts.state(&one.home) == HostState::Up))
 }
 
 /// Whether a replica stands still for this disk.

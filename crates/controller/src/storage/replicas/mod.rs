@@ -13,7 +13,7 @@ mod promote;
 mod request;
 
 pub use driver::drive;
-pub use kept::{at_host, is_still};
+pub use kept::{at_host, has_home, is_still};
 pub use lost::{is_superseded, run};
 pub use promote::promote;
 pub use request::{being_shipped, check_far, list, of_volume, replicate, stop};

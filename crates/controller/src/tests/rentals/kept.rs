@@ -17,7 +17,7 @@ use perigee_model::volume::VolumeSource;
 
 use super::double::fails;
 use super::*;
-use crate::records::kept_disk_key;
+use crate::records::{KeptUse, kept_disk_key, kept_use_key};
 use crate::storage::{replicas, volumes};
 use crate::tests::data_volume;
 
@@ -33,6 +33,10 @@ pub struct Disks {
     /// What it says that it has stored.
     pub stored_bytes: u64,
     pub asked: Vec<NewSnapshot>,
+    /// It gives no list.
+    pub hides_list: bool,
+    /// How often it was asked for a list.
+    pub lists: u32,
 }
 
 impl Default for Disks {
@@ -44,6 +48,8 @@ impl Default for Disks {
             does: VecDeque::new(),
             stored_bytes: 50 << 20,
             asked: Vec::new(),
+            hides_list: false,
+            lists: 0,
         }
     }
 }
@@ -104,7 +110,16 @@ impl Snapshots for Double {
     }
 
     fn list<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<Snapshot>, CloudError>> {
-        async move { Ok(self.inside().disks.made.clone()) }.boxed()
+        async move {
+            let disks = &mut self.inside().disks;
+            disks.lists += 1;
+            if disks.hides_list {
+                fails(CloudErrorKind::NotAllowed)
+            } else {
+                Ok(disks.made.clone())
+            }
+        }
+        .boxed()
     }
 
     fn delete<'a>(&'a self, snapshot: &'a str) -> BoxFuture<'a, Result<(), CloudError>> {
@@ -122,6 +137,10 @@ fn prices() -> String {
     format!("sites:\n  home: {{machine: $1/h, egress: $0.09/GiB, as-of: {today}}}\n")
 }
 
+/// What the provider says counts, however busy the machine is.
+const PATIENT: Timing =
+    Timing { rentals: RentalTiming { answer: PATIENCE, ..TIMING.rentals }, ..TIMING };
+
 /// A rented host with a complete replica of an own volume.
 pub struct Kept {
     pub rented: Rented,
@@ -135,7 +154,7 @@ impl Kept {
         std::fs::write(dir.path().join("prices.yaml"), prices()).expect("write");
         let double = Double::default();
         double.inside().disks.price = Some(50_000);
-        let supervisor = start(dir.path(), &double, TIMING).await;
+        let supervisor = start(dir.path(), &double, PATIENT).await;
         let cluster = Arc::clone(&supervisor.cluster);
         let rented = Rented { dir, double, supervisor, cluster };
         let home = FakeHost::start("home1", "home").await;
@@ -176,8 +195,47 @@ impl Kept {
         wait_for(&format!("a disk that is {state}"), is).await
     }
 
+    /// How many hosts with a disk made of it did not join.
+    async fn failed(&self) -> u32 {
+        let key = kept_use_key(&id("rent-1"));
+        let used: Option<KeptUse> = self.rented.cluster.records.read(&key).await.expect("read");
+        used.map_or(0, |used| used.failed)
+    }
+
     pub fn snapshots(&self) -> usize {
         self.rented.double.inside().disks.made.len()
+    }
+
+    /// Another host of the site, which has not got the disk.
+    async fn joins(&self, name: &str) -> FakeHost {
+        let host = FakeHost::start(name, "lab").await;
+        host.inside().pool_free_bytes = Some(1 << 40);
+        let registered = hosts::register(&self.rented.cluster, &host.id, host.addresses.clone());
+        registered.await.expect("it registers");
+        host
+    }
+
+    /// Waits until the replica is made anew at this host.
+    async fn wait_for_replica_at(&self, host: &FakeHost) {
+        let is_there = async || {
+            let shown = self.replica().await?;
+            let is_at_host = shown.host == host.id && shown.kept.is_none();
+            (is_at_host && host.inside().replicas.pulls > 0).then_some(())
+        };
+        wait_for(&format!("the replica at {}", host.id), is_there).await;
+    }
+
+    /// Waits until the provider was asked for lists a few times.
+    async fn has_compared(&self) {
+        let lists = || self.rented.double.inside().disks.lists;
+        let before = lists();
+        wait_for("more lists", async || (lists() > before + 3).then_some(())).await;
+    }
+
+    /// Waits until the controller knows whether the volume's home is up.
+    async fn wait_for_home(&self, state: HostState) {
+        let is = async || (self.rented.cluster.hosts.state(&self.home.id) == state).then_some(());
+        wait_for(&format!("a home that is {state:?}"), is).await;
     }
 
     /// The first host is given back.
@@ -295,7 +353,8 @@ async fn a_replica_that_is_dropped_ends_what_is_kept_of_it() {
     replicas::stop(&kept.rented.cluster, &data_volume(), &site).await.expect("it is dropped");
     let gone = kept.nothing_is_left().await;
     assert!(gone.why.contains("dropped"), "{gone:?}");
-    assert!(kept.home.inside().replicas.pins.is_empty());
+    let is_free = async || kept.home.inside().replicas.pins.is_empty().then_some(());
+    wait_for("its home to keep nothing for it", is_free).await;
 }
 
 #[tokio::test]
@@ -315,17 +374,120 @@ async fn a_host_that_does_not_come_leaves_the_disk_to_the_next_one() {
     kept.give_back().await;
     let disk = kept.wait_for_disk(KeptState::Kept).await;
     let double = &kept.rented.double;
-    double.inside().does = [Does::Refuses(CloudErrorKind::Quota)].into();
-    kept.rented.rent("rent-2").await;
-    kept.rented.wait_for_state("rent-2", RentalState::Gone).await;
-    let is_free = async || kept.disk().await.filter(|disk| disk.used_by.is_none());
-    wait_for("the disk to be free", is_free).await;
-    kept.rented.rent("rent-3").await;
-    kept.rented.wait_for_state("rent-3", RentalState::Starting).await;
+    // As often as hosts that do not join would end it.
+    for name in ["rent-2", "rent-3", "rent-4"] {
+        double.inside().does = [Does::Refuses(CloudErrorKind::Quota)].into();
+        kept.rented.rent(name).await;
+        kept.rented.wait_for_state(name, RentalState::Gone).await;
+        let is_free = async || kept.disk().await.filter(|disk| disk.used_by.is_none());
+        wait_for("the disk to be free", is_free).await;
+        assert_eq!(kept.failed().await, 0, "{name}: no host was made");
+    }
+    kept.rented.rent("rent-5").await;
+    kept.rented.wait_for_state("rent-5", RentalState::Starting).await;
+    assert_eq!(kept.wait_for_disk(KeptState::Kept).await.snapshot, disk.snapshot);
     let asked = double.inside().asked.clone();
-    let of = |number: usize| asked[number].pool.as_ref().and_then(|pool| pool.snapshot.clone());
-    assert_eq!((of(0), of(1), of(2)), (None, disk.snapshot.clone(), disk.snapshot));
+    assert_eq!(asked.len(), 5);
+    for (number, new) in asked.iter().enumerate() {
+        let snapshot = new.pool.as_ref().and_then(|pool| pool.snapshot.clone());
+        assert_eq!(snapshot, disk.snapshot.clone().filter(|_| number > 0), "{number}");
+    }
     kept.rented.nothing_wrong();
+}
+
+#[tokio::test]
+async fn a_disk_of_which_three_hosts_were_made_that_do_not_join_is_deleted() {
+    let kept = Kept::up().await;
+    kept.give_back().await;
+    kept.wait_for_disk(KeptState::Kept).await;
+    for (name, failed) in [("rent-2", 1), ("rent-3", 2), ("rent-4", 3)] {
+        kept.rented.rent(name).await;
+        kept.rented.wait_for_state(name, RentalState::Starting).await;
+        kept.rented.end(name, true).await;
+        kept.rented.wait_for_state(name, RentalState::Gone).await;
+        wait_for("it to count", async || (kept.failed().await == failed).then_some(())).await;
+    }
+    let gone = kept.nothing_is_left().await;
+    assert!(gone.why.contains("3 hosts"), "{gone:?}");
+}
+
+#[tokio::test]
+async fn a_host_of_the_site_that_did_not_get_the_disk_gets_the_replica_and_the_disk_is_deleted() {
+    let kept = Kept::up().await;
+    kept.give_back().await;
+    kept.wait_for_disk(KeptState::Kept).await;
+    let other = kept.joins("lab2").await;
+    kept.wait_for_replica_at(&other).await;
+    let gone = kept.nothing_is_left().await;
+    assert!(gone.why.contains("dropped"), "{gone:?}");
+}
+
+#[tokio::test]
+async fn a_provider_that_never_lists_its_snapshots_holds_no_replica_for_ever() {
+    let kept = Kept::up().await;
+    kept.rented.double.inside().disks.hides_list = true;
+    kept.rented.end("rent-1", false).await;
+    kept.wait_for_disk(KeptState::Wanted).await;
+    kept.has_compared().await;
+    assert_eq!(kept.wait_for_disk(KeptState::Wanted).await.why, "", "its host waits");
+    // The host would end by itself after 10 minutes.
+    kept.rented.end("rent-1", true).await;
+    kept.rented.goes_down_with_instance(&kept.first).await;
+    kept.rented.wait_for_state("rent-1", RentalState::Gone).await;
+    let gone = kept.nothing_is_left().await;
+    assert_eq!((gone.why.as_str(), gone.asked_ms), ("its host has ended before", None));
+    let other = kept.joins("lab2").await;
+    kept.wait_for_replica_at(&other).await;
+    assert!(kept.rented.double.inside().disks.asked.is_empty());
+}
+
+#[tokio::test]
+async fn while_the_home_is_lost_the_disk_stays_and_no_replica_is_made_anew() {
+    let kept = Kept::up().await;
+    kept.give_back().await;
+    kept.wait_for_disk(KeptState::Kept).await;
+    kept.home.inside().down = true;
+    kept.wait_for_home(HostState::Unreachable).await;
+    let other = kept.joins("lab2").await;
+    kept.rented.double.inside().disks.price = None;
+    kept.has_compared().await;
+    let disk = kept.wait_for_disk(KeptState::Kept).await;
+    let shown = kept.replica().await.expect("the replica");
+    assert_eq!((kept.snapshots(), shown.host.as_str()), (1, "rent-1"), "{disk:?}");
+    kept.home.inside().down = false;
+    kept.wait_for_home(HostState::Up).await;
+    kept.wait_for_replica_at(&other).await;
+    kept.nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn a_snapshot_of_a_cluster_whose_file_has_no_price_any_more_is_deleted() {
+    let kept = Kept::up().await;
+    kept.give_back().await;
+    kept.wait_for_disk(KeptState::Kept).await;
+    kept.rented.double.inside().disks.price = None;
+    kept.nothing_is_left().await;
+    kept.rented.double.inside().disks.make(Some("rent-9"));
+    wait_for("its end", async || (kept.snapshots() == 0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_request_that_may_have_been_made_is_repeated_with_the_same_disk() {
+    let kept = Kept::up().await;
+    // It was asked for before the disk was kept.
+    let rental =
+        Rental { requested: perigee_model::rental::states::Requested::Perhaps, ..rental("rent-2") };
+    kept.give_back().await;
+    let disk = kept.wait_for_disk(KeptState::Kept).await;
+    let pool = async |rental: &Rental| {
+        let cluster = &kept.rented.cluster;
+        let pool = rentals::pool_disk_of(cluster, &kept.rented.double, rental).await;
+        pool.expect("the store").expect("a disk").snapshot
+    };
+    assert_eq!(pool(&rental).await, None);
+    let nothing = perigee_model::rental::states::Requested::Nothing;
+    let first = Rental { requested: nothing, ..rental.clone() };
+    assert_eq!(pool(&first).await, disk.snapshot);
 }
 
 #[tokio::test]
