@@ -3,6 +3,7 @@
 //! An intent is told at every connection until the VM is gone, so a restarted guest port loses none. An agent
 //! that starts again has forgotten it: whoever wants it asks again.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use perigee_model::Problem;
@@ -12,6 +13,9 @@ use tokio::sync::watch;
 
 /// How long a guest may take to write what is in its memory to its disks.
 const SYNC_DEADLINE: Duration = Duration::from_secs(60);
+
+/// So often a guest is told the time again after its VM has gone on. A busy guest reads late, and takes the time then for an earlier one.
+const TOLD_AGAIN: u32 = 10;
 
 /// What is wanted of a guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -53,6 +57,8 @@ pub struct Intents {
     synced: watch::Sender<u32>,
     /// The number of the first question. A guest may answer late what an agent has asked that ran before, or at another host.
     first_sync: u32,
+    /// How often it is to be told the time once more.
+    tells_again: AtomicU32,
 }
 
 impl Default for Intents {
@@ -61,7 +67,8 @@ impl Default for Intents {
         // Without randomness all begin at zero, which an answer that comes late may hit.
         let _ = getrandom(&mut number, GetRandomFlags::empty());
         let first_sync = u32::from_ne_bytes(number);
-        Self { wanted: watch::Sender::default(), synced: watch::Sender::default(), first_sync }
+        let (wanted, synced) = (watch::Sender::default(), watch::Sender::default());
+        Self { wanted, synced, first_sync, tells_again: AtomicU32::new(0) }
     }
 }
 
@@ -83,6 +90,19 @@ impl Intents {
 
     /// The VM goes on after it has stood still: the guest's clock is behind.
     pub fn tell_time(&self) {
+        self.tells_again.store(TOLD_AGAIN, Ordering::Relaxed);
+        self.tell_time_now();
+    }
+
+    /// Tells the time some times more after that. The VM's owner calls this once a second.
+    pub fn tell_time_again(&self) {
+        let less = |left: u32| left.checked_sub(1);
+        if self.tells_again.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+            self.tell_time_now();
+        }
+    }
+
+    fn tell_time_now(&self) {
         self.wanted.send_modify(|wanted| wanted.resumes = wanted.resumes.wrapping_add(1));
     }
 
@@ -162,6 +182,14 @@ mod tests {
             );
         }
         assert_eq!(now.since(now).count(), 0);
+        for _ in 0..TOLD_AGAIN {
+            let before = *intents.wanted.borrow();
+            intents.tell_time_again();
+            assert_eq!(intents.wanted.borrow().since(before).count(), 1);
+        }
+        let before = *intents.wanted.borrow();
+        intents.tell_time_again();
+        assert_eq!(intents.wanted.borrow().since(before).count(), 0, "that is enough");
     }
 
     #[tokio::test]

@@ -420,6 +420,7 @@ impl Owner {
         if self.vm.status() == VmStatus::Running {
             self.logged.clear();
             self.vm.observed(|seen| seen.disk_error = None);
+            self.vm.intents.tell_time_again();
         }
         if self.events.is_none() {
             self.reconnect_soon().await;
