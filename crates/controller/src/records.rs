@@ -75,7 +75,7 @@ use crate::meter::Meter;
 
 pub use access::{Owned, Records};
 pub use gang_traffic::Talk;
-pub use kept::{KEPT_DISKS, KeptUse, kept_disk_key, kept_use_key};
+pub use kept::{KEPT_DISKS, KeptUse, is_late, kept_disk_key, kept_use_key};
 pub use kind::{Gang, GangKeys, GangMoveRequest, Kind, Membership};
 pub use measurement::{
     MEASURED_KINDS, MEASUREMENTS, MeasurementRecord, measured_kind_key, measurement_key,

@@ -24,7 +24,7 @@ pub use compare::{compare, hear};
 pub use driver::drive;
 #[cfg(test)]
 pub use kept::disk as pool_disk_of;
-pub use kept::{is_late as keeping_is_late, list as kept_disks, run as keep_disks};
+pub use kept::{list as kept_disks, run as keep_disks};
 pub use plan::plan;
 #[cfg(test)]
 pub use request::rent_for;

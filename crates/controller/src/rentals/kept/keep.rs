@@ -18,11 +18,11 @@ use perigee_planner::rent::keep;
 
 use super::super::compare::Rounds;
 use super::super::{cluster_id, within};
-use super::{is_late, is_up, pool, record, replicas_of, worth};
+use super::{is_up, pool, record, replicas_of, worth};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::tasks::Task;
-use crate::records::{KEPT_DISKS, KeptUse, Owned, kept_disk_key, kept_use_key};
+use crate::records::{KEPT_DISKS, KeptUse, Owned, is_late, kept_disk_key, kept_use_key};
 use crate::storage::replicas::{self, ReplicaRecord};
 
 /// A list with more than this is no list.
@@ -160,7 +160,7 @@ fn why_not_made(cluster: &Cluster, kept: &KeptDisk, replicas: &[ReplicaRecord]) 
     let because = match () {
         () if replicas.is_empty() => Some("its replicas were dropped"),
         () if kept.state == KeptState::Wanted && !drains => Some("its host has ended before"),
-        () if is_late(cluster, kept) => Some("it took too long"),
+        () if is_late(kept, |ms| cluster.clock.age_ms(ms)) => Some("it took too long"),
         () => None,
     };
     because.map(str::to_owned)

@@ -18,8 +18,6 @@ pub use keep::run;
 pub use pool::disk;
 pub use record::list;
 
-use std::time::Duration;
-
 use perigee_model::kept::{KeptDisk, KeptState, PoolDisk};
 use perigee_model::limits::KEPT_DISKS as LIMIT;
 use perigee_model::money::Money;
@@ -28,14 +26,8 @@ use perigee_model::{HostId, Problem};
 
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
-use crate::records::{KEPT_DISKS, kept_disk_key};
+use crate::records::{KEPT_DISKS, is_late, kept_disk_key};
 use crate::storage::replicas::{self, ReplicaRecord};
-
-/// A host waits for so long until its replicas stand still and somebody can tell what keeping them is worth.
-const WANTED_MAX: Duration = Duration::from_secs(600);
-
-/// A host waits for so long for a snapshot that the provider was asked for.
-const ASKED_MAX: Duration = Duration::from_secs(3600);
 
 /// Whether a host at which nothing else is may be given back, as far as its replicas go. The first time that this is asked, their disk is wanted.
 ///
@@ -44,7 +36,7 @@ const ASKED_MAX: Duration = Duration::from_secs(3600);
 pub async fn lets_go(cluster: &Cluster, rental: &Rental) -> Result<bool, Problem> {
     let key = kept_disk_key(&rental.id);
     if let Some(kept) = cluster.records.read::<KeptDisk>(&key).await? {
-        return Ok(!kept.state.is_being_made() || is_late(cluster, &kept));
+        return Ok(!kept.state.is_being_made() || is_late(&kept, |ms| cluster.clock.age_ms(ms)));
     }
     let provider = cluster.settings.renting.provider(&rental.provider);
     let keeps = provider.is_ok_and(|provider| pool::keeps(provider.as_ref()));
@@ -108,16 +100,6 @@ fn has_other_host(cluster: &Cluster, rental: &Rental) -> bool {
         let is_there = host.addresses.site == rental.site && host.id != rental.host;
         is_there && cluster.hosts.drain(&host.id).is_none()
     })
-}
-
-/// Whether its host has waited for long enough.
-pub fn is_late(cluster: &Cluster, kept: &KeptDisk) -> bool {
-    let (since_ms, max) = match kept.state {
-        KeptState::Wanted => (Some(kept.wanted_ms), WANTED_MAX),
-        KeptState::Asked => (kept.asked_ms, ASKED_MAX),
-        KeptState::Kept | KeptState::Ending | KeptState::Gone => (None, ASKED_MAX),
-    };
-    since_ms.is_some_and(|ms| Duration::from_millis(cluster.clock.age_ms(ms)) >= max)
 }
 
 /// The replicas of a kept disk that are wanted and are at no other host.

@@ -11,8 +11,9 @@ use perigee_model::{HostId, Problem, RentalId, VolumeName};
 
 use super::{ReplicaRecord, request};
 use crate::cluster::Cluster;
-use crate::records::{HostRecord, KEPT_DISKS, KeptUse, VolumeRecord, kept_use_key, volume_key};
-use crate::rentals;
+use crate::records::{
+    HostRecord, KEPT_DISKS, KeptUse, VolumeRecord, is_late, kept_use_key, volume_key,
+};
 
 /// Where a replica is.
 pub(super) enum Place {
@@ -53,7 +54,7 @@ pub(super) async fn place(cluster: &Cluster, record: &ReplicaRecord) -> Result<P
                     || !has_home(cluster, &view.volume).await?
             }
             // What was to be kept is not waited for any longer than its host waits.
-            _ => !rentals::keeping_is_late(cluster, &kept),
+            _ => !is_late(&kept, |ms| cluster.clock.age_ms(ms)),
         };
         if stands {
             return Ok(Place::Kept(kept.id));
