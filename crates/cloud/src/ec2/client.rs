@@ -387,8 +387,8 @@ mod tests {
         assert_eq!(form().refuses(&answer), None);
     }
 
-    #[tokio::test]
-    async fn pages_without_an_end_are_not_read_for_ever() {
+    /// Reads a list without an end, of so many items in each page. Returns why that is given up, and after how many pages.
+    async fn endless(items: usize) -> (String, usize) {
         let sent = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&sent);
         let page = async move || {
@@ -401,32 +401,24 @@ mod tests {
         let hour = Duration::from_secs(3600);
         let waits = Waits { answer: hour, request: hour, ..LITTLE };
         let (client, _keys) = client(address, waits);
-        let read = |_: &Element| Ok(vec![()]);
+        let read = |_: &Element| Ok(vec![(); items]);
         let error = client.pages("can't list", &form(), read).await.expect_err("no end");
         assert_eq!(error.kind, CloudErrorKind::Unclear);
-        assert!(error.message.contains("at most 100"), "{error}");
-        assert_eq!(sent.load(Ordering::Relaxed), 100);
+        (error.message, sent.load(Ordering::Relaxed))
+    }
+
+    #[tokio::test]
+    async fn pages_without_an_end_are_not_read_for_ever() {
+        let (error, sent) = endless(1).await;
+        assert!(error.contains("at most 100"), "{error}");
+        assert_eq!(sent, 100);
     }
 
     #[tokio::test]
     async fn more_items_than_there_can_be_are_not_kept_and_the_limit_is_named() {
-        let pages = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&pages);
-        let page = async move || {
-            let number = counted.fetch_add(1, Ordering::Relaxed);
-            format!(
-                "<DescribeInstancesResponse><reservationSet/><nextToken>{number}</nextToken></DescribeInstancesResponse>"
-            )
-        };
-        let address = served(axum::Router::new().fallback(page)).await;
-        let hour = Duration::from_secs(3600);
-        let waits = Waits { answer: hour, request: hour, ..LITTLE };
-        let (client, _keys) = client(address, waits);
-        let read = |_: &Element| Ok(vec![(); 20_000]);
-        let error = client.pages("can't list", &form(), read).await.expect_err("too many");
-        assert_eq!(error.kind, CloudErrorKind::Unclear);
-        assert!(error.message.contains("at most 50000"), "{error}");
-        assert_eq!(pages.load(Ordering::Relaxed), 3);
+        let (error, sent) = endless(20_000).await;
+        assert!(error.contains("at most 50000"), "{error}");
+        assert_eq!(sent, 3);
     }
 
     #[tokio::test]
