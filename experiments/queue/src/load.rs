@@ -5,7 +5,7 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use perigee_http::Client;
 use perigee_model::ImageName;
 use perigee_model::job::{Job, JobSpec, JobState, Restart, Start};
@@ -119,10 +119,22 @@ impl Controller {
         Ok(pairs.collect())
     }
 
+    /// How many jobs have not ended, whatever their state.
+    async fn unfinished(&self) -> Result<f64> {
+        let metrics = self.metrics().await?;
+        let mut states =
+            metrics.iter().filter(|(name, _)| name.starts_with("perigee_jobs{")).peekable();
+        ensure!(
+            states.peek().is_some(),
+            "the controller does not say how many jobs have not ended"
+        );
+        Ok(states.map(|(_, count)| count).sum())
+    }
+
     /// Waits until no job is unfinished.
     async fn wait_for_end(&self) -> Result<()> {
         let begun = Instant::now();
-        while self.metrics().await?["perigee_jobs_unfinished"] > 0.0 {
+        while self.unfinished().await? > 0.0 {
             if begun.elapsed() > DEADLINE {
                 bail!("the jobs did not end within {} s", DEADLINE.as_secs());
             }
