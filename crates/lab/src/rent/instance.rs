@@ -14,7 +14,7 @@ use crate::command::{cannot_start, run};
 use crate::definition::Definition;
 use crate::process::{Process, own_cpus};
 use crate::state::{LabFile, open_log};
-use crate::{down, net};
+use crate::{down, net, wan};
 
 /// The programs that power an instance off. Without these, what runs in it would power this machine off.
 const POWER: [&str; 5] = ["systemctl", "poweroff", "shutdown", "halt", "reboot"];
@@ -65,7 +65,7 @@ async fn make(
         snapshots::make_disk(records, &root, pool.snapshot.as_deref()).await?;
     }
     let namespace = definition.rented_namespace(&record.id);
-    connect(definition, &record, &namespace).await?;
+    connect(definition, records, &record, &namespace).await?;
     record.machine = Some(start(file, records, &record, &namespace)?);
     records.put(&record)?;
     Ok(record)
@@ -87,7 +87,12 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), Problem> {
 }
 
 /// A namespace at the bridge of the site, as each host of the lab has one.
-async fn connect(definition: &Definition, record: &Record, namespace: &str) -> Result<(), Problem> {
+async fn connect(
+    definition: &Definition,
+    records: &Records,
+    record: &Record,
+    namespace: &str,
+) -> Result<(), Problem> {
     let site = super::zone(definition, &record.zone).ok_or_else(|| {
         Problem::not_found(format!("can't connect instance {}", record.id), "its site is not known")
     })?;
@@ -97,8 +102,7 @@ async fn connect(definition: &Definition, record: &Record, namespace: &str) -> R
     })?;
     let bridge = definition.site_namespace(&site);
     net::attach(&bridge, &format!("rent{number}"), namespace, address).await?;
-    // Right for each setting of the WAN: netem takes a large frame for one.
-    run("ip", &["-n", namespace, "link", "set", "eth0", "gso_max_segs", "1"]).await?;
+    wan::prepare_host(records.lab(), namespace).await?;
     let metadata = format!("{}/32", super::metadata::ADDRESS);
     run("ip", &["-n", namespace, "addr", "add", &metadata, "dev", "lo"]).await.map(drop)
 }

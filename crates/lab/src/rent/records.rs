@@ -111,6 +111,10 @@ impl Records {
         Self { lab: lab.clone() }
     }
 
+    pub fn lab(&self) -> &LabDir {
+        &self.lab
+    }
+
     /// The base directory of all labs.
     pub fn base(&self) -> PathBuf {
         self.lab.path().parent().map(Path::to_owned).unwrap_or_default()

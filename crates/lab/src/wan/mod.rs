@@ -111,6 +111,17 @@ pub async fn create(definition: &Definition, dir: &LabDir) -> Result<Emulator, P
     Ok(emulator)
 }
 
+/// Prepares a host that is connected while the lab runs, whatever the links' settings are then.
+///
+/// # Errors
+/// `NotFound` when the lab has no network yet, and when `ip` fails.
+pub async fn prepare_host(dir: &LabDir, namespace: &str) -> Result<(), Problem> {
+    match dir.wan()?.emulator {
+        Emulator::Netem => netem::set_segments(namespace, netem::SEGMENTS_MIN).await,
+        Emulator::Relay => Ok(()),
+    }
+}
+
 /// Changes a link while the lab runs.
 ///
 /// # Errors

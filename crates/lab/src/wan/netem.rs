@@ -14,6 +14,8 @@ const FRAMES_MIN: u64 = 1000;
 const FRAMES_MAX: u64 = 100_000;
 /// The kernel's default for a network card.
 const SEGMENTS_MAX: &str = "65535";
+/// Each frame is one packet.
+pub const SEGMENTS_MIN: &str = "1";
 
 /// Finds out whether the kernel has netem, by using it in a namespace of the lab.
 pub async fn works(namespace: &str) -> bool {
@@ -40,14 +42,20 @@ pub async fn apply(definition: &Definition, links: &[Link], link: &Link) -> Resu
         // netem treats a large frame as one, so the hosts have to cut frames before they send them.
         let all = links.iter().filter(|l| l.sites.contains(site));
         let super_frames = all.into_iter().all(|l| l.settings.super_frames());
-        let segments = if super_frames { SEGMENTS_MAX } else { "1" };
+        let segments = if super_frames { SEGMENTS_MAX } else { SEGMENTS_MIN };
         for host in definition.sites.iter().filter(|s| &s.name == site).flat_map(|s| &s.hosts) {
-            let namespace = definition.host_namespace(host);
-            let args = ["-n", &namespace, "link", "set", "eth0", "gso_max_segs", segments];
-            run("ip", &args).await?;
+            set_segments(&definition.host_namespace(host), segments).await?;
         }
     }
     Ok(())
+}
+
+/// How many packets a host of this namespace may send as one frame.
+///
+/// # Errors
+/// `ip` fails.
+pub async fn set_segments(namespace: &str, segments: &str) -> Result<(), Problem> {
+    run("ip", &["-n", namespace, "link", "set", "eth0", "gso_max_segs", segments]).await.map(drop)
 }
 
 /// The arguments of `tc` for one direction: what this card sends gets these settings, whatever it had before.
