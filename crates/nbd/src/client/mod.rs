@@ -259,26 +259,30 @@ impl NbdDevice {
         length_bytes: u32,
         payload: Bytes,
     ) -> Result<Answer, IoError> {
-        let asked = Instant::now();
-        let mut timer = self.counters.time(Kind::Network, asked);
+        let mut timer = self.counters.time(Kind::Network, Instant::now());
         let _stage = trace::stage(Stage::Network);
-        let (reply, answer) = oneshot::channel();
         let sent_bytes = payload.len();
-        let length_bytes = length_bytes.into();
-        let request = Request { flags, command, cookie: 0, offset, length_bytes };
+        let request =
+            Request { flags, command, cookie: 0, offset, length_bytes: length_bytes.into() };
+        let answer = self.send(request, payload).await?;
+        timer.carried(sent_bytes);
+        if let Answer::Data { data, .. } = &answer {
+            timer.carried(data.len());
+        }
+        Ok(answer)
+    }
+
+    /// Sends a request that no client of the volume waits for, or that is counted already.
+    async fn send(&self, request: Request, payload: Bytes) -> Result<Answer, IoError> {
+        let asked = Instant::now();
+        let (reply, answer) = oneshot::channel();
         let gone = || IoError::Unreachable("the connection was closed by this side".into());
         link::lock(&self.shared).insert(Outgoing { request, payload, reply }, asked);
         let answer = answer.await.map_err(|_| gone())??;
         self.round_trip_ns.fetch_min(nanoseconds(asked.elapsed()), Ordering::Relaxed);
         match answer {
             Answer::Error(errno, message) => Err(self.io_error(errno, message)),
-            answer => {
-                timer.carried(sent_bytes);
-                if let Answer::Data { data, .. } = &answer {
-                    timer.carried(data.len());
-                }
-                Ok(answer)
-            }
+            answer => Ok(answer),
         }
     }
 
@@ -434,8 +438,10 @@ impl Device for NbdDevice {
 
     fn lease(&self, ask: LeaseAsk) -> BoxFuture<'_, Result<LeaseAnswer, IoError>> {
         Box::pin(async move {
-            let asked = self.ask(command::PERIGEE_LEASE, 0, lease_offset(ask), 1, Bytes::new());
-            match asked.await? {
+            // The home holds its answer back while the lease lasts. Nobody waits for the network meanwhile, so it is not counted.
+            let (command, offset) = (command::PERIGEE_LEASE, lease_offset(ask));
+            let request = Request { flags: 0, command, cookie: 0, offset, length_bytes: 1 };
+            match self.send(request, Bytes::new()).await? {
                 Answer::Data { data, .. } => lease_answer(&data),
                 _ => None,
             }

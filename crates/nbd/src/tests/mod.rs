@@ -14,7 +14,9 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::exports::{Export, Exports, Opener, Peer};
+use perigee_block::lease::{LeaseAnswer, LeaseAsk, LeaseRequest};
 use perigee_block::sessions::ProxyKey;
+use perigee_block::stats::Counters;
 use perigee_block::switch::Switch;
 use perigee_http::Listen;
 use perigee_model::{Incarnation, Problem, ProblemKind};
@@ -31,7 +33,7 @@ use super::wire::{self, Dialect, GoOption, Request, command, option};
 const SIZE_BYTES: usize = 1 << 20;
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A device in memory. Its writes wait for a permit of `gate`.
+/// A device in memory. Its writes, and its answers about a lease, wait for a permit of `gate`.
 struct Memory {
     bytes: Mutex<Vec<u8>>,
     gate: Semaphore,
@@ -93,6 +95,13 @@ impl Device for Memory {
 
     fn extents(&self, _: u64, _: u64) -> BoxFuture<'_, Result<Vec<Extent>, IoError>> {
         Box::pin(async { Ok(vec![Extent { length_bytes: 4096, hole: true, zero: true }]) })
+    }
+
+    fn lease(&self, _: LeaseAsk) -> BoxFuture<'_, Result<LeaseAnswer, IoError>> {
+        Box::pin(async {
+            self.gate.acquire().await.expect("the gate is never closed").forget();
+            Ok(LeaseAnswer::Still)
+        })
     }
 }
 
@@ -357,6 +366,33 @@ async fn a_request_that_takes_longer_than_a_server_may_be_silent_is_waited_for()
     let (write, opened) = within("the write", async { tokio::join!(write, release) }).await;
     write.expect("a write");
     assert_eq!(opened, 1, "connections");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_lease_whose_answer_the_home_holds_back_is_no_request_that_waits_for_the_network() {
+    let (_dir, path) = socket();
+    let memory = Memory::new(0);
+    let server = Running::start(&memory, &path).await;
+    let counters = Arc::new(Counters::default());
+    let mut remote = RemoteExport::new(Listen::Unix(path), "data");
+    remote.counters = Some(Arc::clone(&counters));
+    let device = within("the export to open", NbdDevice::open(remote)).await.expect("the export");
+    let ask = LeaseAsk { request: LeaseRequest::Keep, number: 1 };
+    let read = async {
+        within("a read", device.read(0, 512)).await.expect("a read");
+        let read = counters.snapshot();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let later = counters.snapshot();
+        memory.gate.add_permits(1);
+        (read, later)
+    };
+    let (answer, (read, later)) =
+        within("the lease", async { tokio::join!(device.lease(ask), read) }).await;
+    assert_eq!(answer.expect("an answer"), LeaseAnswer::Still);
+    assert_eq!(read.network_requests, 1);
+    assert_eq!(later, read, "while only the lease waits");
+    assert_eq!(counters.snapshot().network_requests, 1);
     server.stop().await;
 }
 
