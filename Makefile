@@ -24,7 +24,7 @@ demo: setup
 
 ## A queue that is long for two small hosts, and the rule that rents hosts for it
 demo-burst: setup
-	@experiments/demo-burst/run --out out/demo-burst
+	@experiments/demo-burst/run --jobs 24 --part 5 --out out/demo-burst
 
 ## All tests: unit, property, and the whole system with QEMU
 test: setup

@@ -49,6 +49,8 @@ pub struct Options {
     pub image: PathBuf,
     /// How many jobs the queue has.
     pub jobs: u32,
+    /// For how long a job works on each part of its data, in s.
+    pub part_s: u32,
     /// Directory for `report.html` and `results.json`.
     pub out: PathBuf,
 }
@@ -157,14 +159,14 @@ impl Story<'_> {
     }
 
     async fn submit(&self, cluster: &Cluster, task: Task) -> Result<Job, Problem> {
-        cluster.submit(&task.job(WAITING_PER_HOUR)?).await
+        cluster.submit(&task.job(self.options.part_s, WAITING_PER_HOUR)?).await
     }
 
     /// What a job of each kind would take now, at the own hosts.
     async fn predict(&self, cluster: &Cluster) -> Result<BTreeMap<Task, Estimate>, Problem> {
         let mut predicted = BTreeMap::new();
         for task in Task::ALL {
-            let plan = cluster.plan(&task.job(WAITING_PER_HOUR)?).await?;
+            let plan = cluster.plan(&task.job(self.options.part_s, WAITING_PER_HOUR)?).await?;
             let chosen = plan.chosen().ok_or_else(|| {
                 let what = format!("can't predict the job {}", task.word());
                 Problem::internal(what, "no way to run it is possible")

@@ -74,7 +74,7 @@ impl Task {
         }
     }
 
-    /// Each part takes five seconds and the time in which its data are read.
+    /// A job works on one part after the other.
     fn parts(self) -> u32 {
         match self {
             Self::Report => 9,
@@ -83,13 +83,13 @@ impl Task {
         }
     }
 
-    /// The job. It costs so much for each hour until its end.
+    /// The job, which works for so long on each part after the part is read. It costs so much for each hour until its end.
     ///
     /// # Errors
     /// Never: the job file is part of this program, and a test reads it.
-    pub fn job(self, waiting_per_hour: Money) -> Result<JobSpec, Problem> {
+    pub fn job(self, part_s: u32, waiting_per_hour: Money) -> Result<JobSpec, Problem> {
         let parts = self.parts().to_string();
-        let script = WORK.replace("@PARTS@", &parts);
+        let script = WORK.replace("@PARTS@", &parts).replace("@PART_S@", &part_s.to_string());
         let script: String = script.lines().map(|line| format!("  {line}\n")).collect();
         let text = format!(
             "name: {}\nimage: debian\ncpus: {JOB_CPUS}\nmemory: 256MiB\noutput: 16MiB\nnetwork: none\n\
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn each_job_reads_the_volume_of_its_kind_and_says_what_waiting_costs() {
         for task in Task::ALL {
-            let spec = task.job(WAITING_PER_HOUR).expect("a job");
+            let spec = task.job(5, WAITING_PER_HOUR).expect("a job");
             assert_eq!(spec.money.waiting_costs_per_hour, Some(WAITING_PER_HOUR));
             assert_eq!(spec.volumes.len(), 1);
             assert_eq!(spec.volumes[0].volume, volume(task).expect("a name"));

@@ -19,6 +19,9 @@ pub struct BurstOptions {
     /// How many jobs the queue has
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(12..=200))]
     jobs: u32,
+    /// For how many seconds a job works on each of the 4 to 12 parts of its data
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=60))]
+    part: u32,
     /// Directory for report.html and results.json
     #[arg(long, default_value = "out/demo-burst", value_name = "DIR")]
     out: PathBuf,
@@ -59,6 +62,7 @@ pub async fn run(ask: BurstOptions, context: &Context, steps: &Steps) -> Result<
         lab: Options { base: ask.base.base, ..Options::new()? },
         image: ask.image,
         jobs: ask.jobs,
+        part_s: ask.part,
         out: ask.out,
     };
     let outcome = burst::burst(&options, steps).await?;
