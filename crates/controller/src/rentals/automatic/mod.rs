@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use perigee_model::auto_mode::AutoMode;
-use perigee_model::limits::RENTED_MOST;
+use perigee_model::limits::{MONEY_MICROS, RENTED_MOST};
 use perigee_model::renting::{LearnedStart, RentSettings, Renting, SetRenting};
 use perigee_model::{JobId, Problem, RentalId};
 use perigee_planner::rent::{JOBS_MOST, Period, Snapshot, decide};
@@ -52,10 +52,12 @@ struct Memory {
 /// `PUT /renting`: what an admin says from now on.
 ///
 /// # Errors
-/// `Invalid` for more hosts at once than the limit allows; if the store fails.
+/// `Invalid` for more hosts at once, or more money, than the limits allow; if the store fails.
 pub async fn set_renting(cluster: &Cluster, ask: SetRenting) -> Result<Renting, Problem> {
     let what = "can't set how hosts are rented";
     ask.most.map(|most| RENTED_MOST.check(most)).transpose().map_err(|e| e.problem(what))?;
+    let costs = ask.waiting_costs_per_hour.unwrap_or_default();
+    MONEY_MICROS.check(costs.micros).map_err(|e| e.problem(what))?;
     let _turn = cluster.renter.turn.lock().await;
     cluster.renter.set(&cluster.records, ask).await?;
     Ok(cluster.renter.shown())
