@@ -29,10 +29,7 @@ use crate::records::JobRecord;
 /// Of so many kinds of jobs what they would take is read and predicted at one look. The others come at the next looks.
 const AT_ONCE_MAX: usize = 128;
 
-/// So many homes of volumes are asked at once.
-const ASKED_AT_ONCE: usize = 8;
-
-/// A home that does not answer in time is not waited for.
+/// A home that does not answer in time is not waited for. All are asked side by side, so none of them holds up a look for longer.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// What a job takes at most beside its command's timeout, in seconds: its boot.
@@ -68,8 +65,9 @@ pub async fn predict(
     let mut not_known = ways.assumed.clone();
     let later = asked.len().saturating_sub(AT_ONCE_MAX);
     if later > 0 {
-        not_known
-            .push(format!("what {later} kinds of jobs would take is predicted at the next looks"));
+        not_known.push(format!(
+            "what {later} kinds of jobs would take is predicted at the next looks, of which each predicts {AT_ONCE_MAX}"
+        ));
     }
     asked.truncate(AT_ONCE_MAX);
     let facts = read_facts(cluster, &asked).await;
@@ -102,25 +100,37 @@ pub async fn read_facts(
     cluster: &Arc<Cluster>,
     jobs: &[(String, Arc<JobRecord>)],
 ) -> Vec<(String, Result<Prepared, Problem>)> {
-    let mut facts = Vec::new();
-    for some in jobs.chunks(ASKED_AT_ONCE) {
-        let mut asked = JoinSet::new();
-        for (key, record) in some {
-            let (cluster, key, record) = (Arc::clone(cluster), key.clone(), Arc::clone(record));
-            asked.spawn(async move { (key, prepared(&cluster, &record).await) });
-        }
-        while let Some(read) = asked.join_next().await {
-            facts.extend(read);
-        }
-    }
-    facts
+    let asked = jobs.iter().map(|(key, record)| {
+        let (cluster, record) = (Arc::clone(cluster), Arc::clone(record));
+        (key.clone(), async move { prepare_record(&cluster, &record).await })
+    });
+    side_by_side(asked, ANSWER_MAX).await
 }
 
-async fn prepared(cluster: &Cluster, record: &JobRecord) -> Result<Prepared, Problem> {
-    tokio::time::timeout(ANSWER_MAX, prepare_record(cluster, record)).await.unwrap_or_else(|_| {
-        let why = format!("a home of its volumes has not answered for {} s", ANSWER_MAX.as_secs());
+/// The answers of all, which are asked at the same time, and waited for so long at most.
+async fn side_by_side<T, F>(
+    asked: impl IntoIterator<Item = (String, F)>,
+    max: Duration,
+) -> Vec<(String, Result<T, Problem>)>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Problem>> + Send + 'static,
+{
+    let late = move |_| {
+        let why = format!("a home of its volumes has not answered for {} s", max.as_secs());
         Err(Problem::unavailable("can't read its facts", why))
-    })
+    };
+    let mut under_way = JoinSet::new();
+    for (key, answer) in asked {
+        under_way.spawn(async move {
+            (key, tokio::time::timeout(max, answer).await.unwrap_or_else(late))
+        });
+    }
+    let mut answers = Vec::new();
+    while let Some(answer) = under_way.join_next().await {
+        answers.extend(answer);
+    }
+    answers
 }
 
 /// The same for jobs that take the same: those of one tenant that differ in their names and in what they may cost.
@@ -309,6 +319,37 @@ fn assume_links(all: &mut Facts, host: &HostId, site: &SiteId, assumed: &mut Vec
                 blocks: None,
                 moves: LinkForMoves::default(),
             });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Barrier;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn all_homes_are_asked_at_the_same_time_and_one_that_hangs_holds_up_none_of_the_others() {
+        let all = Arc::new(Barrier::new(AT_ONCE_MAX));
+        let asked = (0..AT_ONCE_MAX).map(|number| {
+            let all = Arc::clone(&all);
+            // None of them answers before each one was asked.
+            (number.to_string(), async move { Ok(all.wait().await.is_leader()) })
+        });
+        let answers = side_by_side(asked, crate::tests::PATIENCE).await;
+        assert!(answers.len() == AT_ONCE_MAX && answers.iter().all(|(_, answer)| answer.is_ok()));
+        let asked = ["hangs", "answers"].map(|name| {
+            let answer = async move {
+                if name == "hangs" {
+                    std::future::pending::<()>().await;
+                }
+                Ok(())
+            };
+            (name.to_owned(), answer)
+        });
+        for (name, answer) in side_by_side(asked, Duration::from_millis(50)).await {
+            assert_eq!(answer.is_err(), name == "hangs", "{answer:?}");
         }
     }
 }

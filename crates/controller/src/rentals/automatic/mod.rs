@@ -95,7 +95,10 @@ async fn look(cluster: &Arc<Cluster>, memory: &mut Memory) -> Result<String, Pro
     cluster.renter.set_basis(Arc::clone(&basis));
     renting::note_uses(cluster, settings);
     let snapshot = renting::snapshot(cluster, &basis);
-    let decided = decide(&snapshot);
+    // Of 2,000 jobs that takes long.
+    let decided = tokio::task::spawn_blocking(move || (decide(&snapshot), snapshot)).await;
+    let (decided, snapshot) =
+        decided.map_err(|e| Problem::internal("can't decide whether a host is rented", e))?;
     let nothing_because = why_nothing(cluster, settings, &snapshot, &decided.no_more_because);
     let carried = carry::out(cluster, memory, settings, decided.decisions).await;
     let rents = carried.decisions.iter().any(carry::is_rent);

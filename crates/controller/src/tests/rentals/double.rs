@@ -87,6 +87,8 @@ pub struct Inside {
     pub notices: Vec<Notice>,
     /// It does not say what it offers while that is so.
     pub hangs_offers: bool,
+    /// The controller's own part of it panics when it is asked what it offers.
+    pub panics_at_offers: bool,
     /// Its prices are so old.
     pub offered_days_ago: u64,
     /// How old they may be, in seconds; `None`: as by default.
@@ -293,7 +295,9 @@ impl Provider for Double {
         let age_s = self.inside().offered_days_ago * 86_400;
         all.iter_mut().for_each(|offer| offer.price.as_of_unix_s -= age_s);
         let hides = self.inside().hides_offers;
+        let panics = self.inside().panics_at_offers;
         async move {
+            assert!(!panics, "as the test says");
             while self.inside().hangs_offers {
                 tokio::time::sleep(LATE).await;
             }
