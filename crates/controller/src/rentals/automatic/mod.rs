@@ -183,6 +183,10 @@ async fn gather(
     let starts = learned::starts(&rentals, now_ms());
     let mut refusals = learned::refusals(&rentals, age_ms);
     refusals.extend(memory.failed.refusals(age_ms));
+    let quota_of = |provider: &str, kind: &str| {
+        cluster.settings.renting.provider(provider).ok()?.quota_of(kind)
+    };
+    refusals.extend(learned::over_quota(&rentals, &offers, quota_of, age_ms));
     let mut not_known = memory.market.not_known();
     not_known
         .extend(barred.into_iter().map(|(provider, why)| format!("provider {provider}: {why}")));

@@ -89,6 +89,8 @@ pub struct Inside {
     pub hangs_offers: bool,
     /// The controller's own part of it panics when it is asked what it offers.
     pub panics_at_offers: bool,
+    /// The quota in which all of its kinds count.
+    pub quota: Option<String>,
     /// Its prices are so old.
     pub offered_days_ago: u64,
     /// How old they may be, in seconds; `None`: as by default.
@@ -275,6 +277,10 @@ impl Provider for Double {
 
     fn price_age_max_s(&self) -> u64 {
         self.inside().price_age_max_s.unwrap_or(PRICE_AGE_S_DEFAULT)
+    }
+
+    fn quota_of(&self, _: &str) -> Option<String> {
+        self.inside().quota.clone()
     }
 
     fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, CloudError>> {
