@@ -24,6 +24,7 @@ use super::request::{refusal_of, refused};
 use crate::clock::now_ms;
 use crate::cluster::renter::kind_key;
 use crate::cluster::{Cluster, for_vms_bytes};
+use crate::planning::measured::Known;
 use crate::planning::renting::{Sites, like};
 use crate::planning::{self, Planned, seconds};
 
@@ -37,9 +38,11 @@ pub async fn plan(cluster: &Arc<Cluster>, spec: &JobSpec) -> Result<JobPlan, Pro
     let Planned { mut snapshot, waits, plan } = planned?;
     planning::links::add_remembered(cluster, &mut snapshot.cluster);
     let like = like(&cluster.rentals.all_alive(), &snapshot.cluster);
+    let measured = Known::of(cluster);
     for facts in &mut offers {
         let kind = kind_key(&facts.provider, &facts.offer.kind);
         facts.like = like.get(&kind).cloned();
+        facts.measured = measured.one_more(&kind, facts.like.as_ref(), &snapshot.cluster);
     }
     let (rented, refused) = match spec.count {
         0 | 1 => at_offers(&snapshot, offers),
@@ -130,6 +133,7 @@ impl Of<'_> {
             disk_bytes: RENT_DISK_DEFAULT_BYTES,
             site,
             like: None,
+            measured: None,
             start: self.starts.get(&kind_key(name, &offer.kind)).copied(),
             refused,
             budget_left: self.budget_left,

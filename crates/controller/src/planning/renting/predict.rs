@@ -16,13 +16,15 @@ use perigee_model::{HostId, JobId, Problem, SiteId};
 use perigee_planner::offers::{close_all, idle_host};
 use perigee_planner::rent::Run;
 use perigee_planner::{
-    Cluster as Facts, HostFacts, JobFacts, LinkFacts, LinkForMoves, MoneyFacts, Prepared, Snapshot,
+    Cluster as Facts, HostFacts, JobFacts, LinkFacts, LinkForMoves, MeasuredHost, MoneyFacts,
+    Prepared, Snapshot,
 };
 use tokio::task::JoinSet;
 
 use super::Kind;
 use crate::cluster::renter::{Predicted, kind_key};
 use crate::cluster::{Cluster, capacity, capacity_of};
+use crate::planning::measured::{Known, digest as digest_of};
 use crate::planning::{digest, facts, links, prepare_record};
 use crate::records::JobRecord;
 
@@ -180,6 +182,7 @@ impl Ways {
             host.takes_jobs.hash(&mut from);
         }
         let (mut with_kinds, mut assumed) = (Vec::new(), Vec::new());
+        let measured = Known::of(cluster);
         let like = like(&cluster.rentals.all_alive(), &own);
         let mut closed = own.clone();
         let would_be = close_all(&mut closed);
@@ -187,7 +190,10 @@ impl Ways {
             let key = kind.key();
             (&key, &kind.site, kind.offer.cpus, kind.offer.memory_bytes).hash(&mut from);
             kind.offer.kvm.hash(&mut from);
-            let facts = with_one(&closed, &would_be, kind, like.get(&key), &mut assumed);
+            let like = like.get(&key);
+            let measured = measured.one_more(&key, like, &own);
+            digest_of(measured.as_deref()).hash(&mut from);
+            let facts = with_one(&closed, &would_be, kind, (like, measured), &mut assumed);
             with_kinds.push((key, facts));
         }
         assumed.sort();
@@ -259,11 +265,11 @@ fn with_one(
     closed: &Facts,
     id: &HostId,
     kind: &Kind,
-    like: Option<&HostFacts>,
+    (like, measured): (Option<&HostFacts>, Option<Arc<MeasuredHost>>),
     assumed: &mut Vec<String>,
 ) -> Facts {
     let mut all = closed.clone();
-    assume_links(&mut all, id, &kind.site, assumed);
+    assume_links(&mut all, (id, kind), measured.as_deref(), assumed);
     let offer = &kind.offer;
     let room = (capacity_of(offer.cpus, offer.memory_bytes).memory_bytes, RENT_DISK_DEFAULT_BYTES);
     all.hosts.push(HostFacts {
@@ -278,13 +284,19 @@ fn with_one(
             source: String::new(),
             as_of_unix_s: 0,
         })),
-        ..idle_host(id.clone(), kind.site.clone(), offer, room, like)
+        ..idle_host(id.clone(), kind.site.clone(), offer, room, (like, measured.as_deref()))
     });
     all
 }
 
-/// Where no link between the site and another one was measured, one that is as slow as the slowest between two sites is assumed.
-fn assume_links(all: &mut Facts, host: &HostId, site: &SiteId, assumed: &mut Vec<String>) {
+/// Where no link between the site and another one was measured, nor one of the kind, one that is as slow as the slowest between two sites is assumed.
+fn assume_links(
+    all: &mut Facts,
+    (host, kind): (&HostId, &Kind),
+    of_kind: Option<&MeasuredHost>,
+    assumed: &mut Vec<String>,
+) {
+    let site = &kind.site;
     let is_measured = |link: &&LinkFacts| link.probe.rate_bytes_per_s > 0;
     let measured: Vec<LinkFacts> = all.links.iter().filter(is_measured).cloned().collect();
     let between = measured.iter().filter(|link| link.from_site != link.to_site);
@@ -299,10 +311,20 @@ fn assume_links(all: &mut Facts, host: &HostId, site: &SiteId, assumed: &mut Vec
     for (other_site, other) in sites {
         let ends = [(site, host, &other_site, &other), (&other_site, &other, site, host)];
         for (from_site, from, to_site, to) in ends {
-            let is_known = measured
-                .iter()
-                .any(|link| link.from_site == *from_site && link.to_site == *to_site);
-            if is_known {
+            let is_it = |link: &LinkFacts| link.from_site == *from_site && link.to_site == *to_site;
+            let is_of_kind = |of_kind: &&MeasuredHost| {
+                let is_same_end = |link: &LinkFacts| (link.from == of_kind.host) == (from == host);
+                of_kind.links.iter().any(|link| is_it(link) && is_same_end(link))
+            };
+            if let Some(measured) = of_kind.filter(is_of_kind) {
+                assumed.push(format!(
+                    "the link of {} between sites {site} and {other_site} counts as {}",
+                    kind.key(),
+                    measured.source
+                ));
+                continue;
+            }
+            if measured.iter().any(is_it) {
                 continue;
             }
             assumed.push(format!(
