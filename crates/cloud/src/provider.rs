@@ -16,6 +16,12 @@ pub trait Provider: Send + Sync {
         PRICE_AGE_S_DEFAULT
     }
 
+    /// In which quota of the account the CPUs of such a kind count, in all zones of the provider: kinds with the same word share it. `None` if
+    /// the provider can't tell.
+    fn quota_of(&self, _kind: &str) -> Option<String> {
+        None
+    }
+
     /// What can be rented now, and for how much.
     ///
     /// # Errors

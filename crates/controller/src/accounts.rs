@@ -7,7 +7,7 @@ pub mod files;
 mod tokens;
 mod usage;
 
-use perigee_model::limits::{SSH_KEYS, USERS};
+use perigee_model::limits::{MONEY_MICROS, SSH_KEYS, USERS};
 use perigee_model::tenant::{Quota, Role, SshKey, User};
 use perigee_model::{Problem, TenantName, UserName};
 
@@ -36,9 +36,13 @@ pub async fn set_quota(cluster: &Cluster, name: &TenantName, quota: Quota) -> Re
 /// Stores a tenant, or its new quota. The caller has the turn.
 ///
 /// # Errors
-/// If the store fails.
+/// `Invalid` for a budget beyond the limit; if the store fails.
 pub async fn put_tenant(cluster: &Cluster, record: TenantRecord) -> Result<(), Problem> {
     let name = record.name.clone();
+    let budget = record.quota.budget_month.unwrap_or_default();
+    MONEY_MICROS
+        .check(budget.micros)
+        .map_err(|error| error.problem(format!("can't set the budget of tenant {name}")))?;
     cluster.records.put(&tenant_key(&name), &record).await?;
     cluster.accounts.write().tenants.insert(name.clone(), record);
     cluster.repository.set_quota(&name, files::quota_of(cluster, &name));

@@ -56,7 +56,7 @@
 //! | What happens to a job whose host is gone? | `jobs/restart.rs` |
 //! | What leaves a host that is drained, and what keeps it there? | `drain/mod.rs`, `drain/facts.rs`; what becomes of each: `planner/src/drain.rs`; which hosts those are: `cluster/drains.rs` |
 //! | When does the cluster rent a host by itself, and for which jobs? | `rentals/automatic/mod.rs`; what the rule sees: `planning/renting.rs`; what is remembered: `cluster/renter.rs`; the rule: `planner/src/rent/mod.rs`; which jobs start there: `planner/src/queue/rented.rs` |
-//! | How is a host measured, and when by itself? | `measuring/mod.rs`, `measuring/steps.rs`; what is remembered: `cluster/measurements.rs`; at the hosts: `volume/src/measure/`, `agent/src/link.rs` |
+//! | How is a host measured, and when by itself? | `measuring/mod.rs`, `measuring/steps.rs`; what is remembered: `cluster/measurements.rs`; what of it counts for predictions: `planning/measured.rs`; at the hosts: `volume/src/measure/`, `agent/src/link.rs` |
 //! | What becomes of a rented host, and what keeps an instance from being made twice or forgotten? | `rentals/mod.rs`; the rules: `model/src/rental/states.rs`; what is remembered: `cluster/rentals.rs` |
 //! | What holds for all moves that nobody has asked for? | `migration/by_itself.rs`; how dear a VM's moves are: `cluster/balance.rs` |
 //! | Which VMs leave an overloaded host, or go to their data, by themselves? | `balance/mod.rs`, `balance/look.rs`, `balance/data.rs`, `balance/ways.rs`; what is said of one VM: `balance/explain.rs`; the rule: `planner/src/balance/mod.rs`; what is remembered: `cluster/balance.rs` |

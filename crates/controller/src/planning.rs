@@ -5,6 +5,7 @@ mod decisions;
 pub mod gang_traffic;
 mod history;
 pub mod links;
+pub mod measured;
 mod money;
 mod prices;
 pub mod renting;
@@ -338,6 +339,7 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
     if let Some(mut prices) = cluster.prices.now(&cluster.rentals) {
         hosts.iter_mut().for_each(|host| host.price = prices.of(&host.id, &host.site));
     }
+    measured::Known::of(cluster).note(&mut hosts);
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
     let used_lanes = shared_links::used_lanes(cluster, vm);
     let links = cluster.links.all().into_iter().filter_map(|link| {
@@ -418,6 +420,7 @@ fn facts_of(
         local_blocks: cluster.links.local(&host.id).and_then(|local| local.blocks),
         pool_free_bytes: cluster.hosts.pool_free_bytes(&host.id),
         price: None,
+        measured: None,
     })
 }
 

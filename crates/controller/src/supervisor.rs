@@ -6,7 +6,6 @@
 
 mod clock;
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -24,7 +23,7 @@ use perigee_repository::Objects;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::cluster::tasks::Task;
+use crate::cluster::tasks::{Task, text_of};
 use crate::cluster::{Cluster, Settings, Timing, Traffic, Wanted};
 use crate::files::{inputs, outputs};
 use crate::hosts::{enrol, watching};
@@ -326,11 +325,6 @@ async fn begin_wanted(supervisor: Arc<Supervisor>, mut requests: mpsc::Unbounded
     while let Some(wanted) = requests.recv().await {
         supervisor.drive(wanted);
     }
-}
-
-fn text_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 
 use std::fmt;
 
+use crate::money::MICROS_MAX;
 use crate::units::{format_bytes, format_duration, parse_bytes};
 use crate::volume::BLOCK_BYTES;
 use crate::{Problem, ProblemKind};
@@ -353,6 +354,10 @@ pub static LEASE_S: Limit = Limit::new("the length of a lease", Unit::Seconds, 1
 pub static DEADLINE_S: Limit =
     Limit::new("the time to a job's deadline", Unit::Seconds, 1, 365 * 86_400);
 
+/// An amount of money that somebody names, as a budget: what the API's integers have room for.
+pub static MONEY_MICROS: Limit =
+    Limit::new("an amount of money in millionths of a dollar", Unit::Count, 0, MICROS_MAX as i128);
+
 /// Sites and hosts with a price of their own.
 pub static PRICES: Limit = Limit::new("the number of entries with prices", Unit::Count, 0, 1000);
 
@@ -456,7 +461,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 77] = [
+    const ALL: [&Limit; 78] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -527,6 +532,7 @@ mod tests {
         &TRACE_S,
         &LEASE_S,
         &DEADLINE_S,
+        &MONEY_MICROS,
         &LEDGER_LINES,
         &LEDGER_OPEN,
         &KEPT_DISKS,

@@ -7,7 +7,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
 use utoipa::{PartialSchema, ToSchema};
@@ -18,13 +18,20 @@ use crate::units::format_duration;
 const MICROS: u64 = 1_000_000;
 
 /// An amount of money in millionths of a dollar. Sums saturate: what is too large to say is too dear.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(transparent)]
 pub struct Money {
     /// Millionths of a dollar.
     pub micros: u64,
+}
+
+/// The largest amount that is said or named, in millionths of a dollar: JSON's readers have integers of 64 bits with a sign. A sum may be larger in memory.
+pub const MICROS_MAX: u64 = i64::MAX.cast_unsigned();
+
+impl Serialize for Money {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.micros.min(MICROS_MAX))
+    }
 }
 
 /// On the wire it is a number.
@@ -112,7 +119,7 @@ impl fmt::Display for Money {
 /// Why a text is no amount of money.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not an amount of money: write dollars with at most six decimals, as in $1.50 or 0.25"
+    "{0:?} is not an amount of money: write dollars with at most six decimals, as in $1.50 or 0.25, and no more than $9223372036854"
 )]
 pub struct BadMoney(String);
 
@@ -135,6 +142,7 @@ impl FromStr for Money {
         whole
             .checked_mul(MICROS)
             .and_then(|w| w.checked_add(fraction))
+            .filter(|micros| *micros <= MICROS_MAX)
             .map(Self::from_micros)
             .ok_or_else(bad)
     }
@@ -265,6 +273,11 @@ mod tests {
         );
         let schema = serde_json::to_value(Money::schema()).expect("JSON");
         assert_eq!(schema["type"], "integer");
+        let too_dear = serde_json::to_value(Money::from_micros(u64::MAX)).expect("JSON");
+        assert_eq!(too_dear, serde_json::json!(i64::MAX), "the schema has no larger ones");
+        let largest = "9223372036854.775807".parse::<Money>().expect("money");
+        assert_eq!(largest, Money::from_micros(MICROS_MAX));
+        assert!("9223372036854.775808".parse::<Money>().is_err());
     }
 
     #[test]

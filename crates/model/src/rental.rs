@@ -98,6 +98,24 @@ pub struct OfferRefused {
     pub why: String,
     /// When; Unix time.
     pub at_ms: u64,
+    /// The quota of the account that is used up, if the provider can tell which other kinds count in it: they are refused too, in all zones, if they have
+    /// as many CPUs at least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<String>,
+    /// The CPUs of what was refused; 0: not known.
+    #[serde(default)]
+    pub cpus: u32,
+}
+
+impl OfferRefused {
+    /// Whether an offer is refused for the same reason. `quota`: that in which the offer's CPUs count.
+    pub fn holds_for(&self, offer: &Offer, quota: Option<&str>) -> bool {
+        let Self { kind, zone, spot, .. } = self;
+        let is_same = (kind, zone) == (&offer.kind, &offer.zone);
+        // Fewer CPUs may still be within the quota.
+        let shares = self.quota.is_some() && self.quota.as_deref() == quota;
+        *spot == offer.spot && (is_same || shares && offer.cpus >= self.cpus)
+    }
 }
 
 /// `GET /v1/providers`: a provider and what it offers.

@@ -5,13 +5,14 @@
 
 use std::collections::BTreeMap;
 
+use crate::budget::MoneyRules;
 use crate::data::FileAddress;
 use crate::disk_role::DiskRole;
 use crate::job::{Access, JobSpec, JobVolume};
 use crate::limits::{
     ARGUMENT_BYTES, COMMAND_BYTES, CPUS, GANG_NAME_BYTES, JOB_DISK_BYTES, JOB_NAME_BYTES,
-    JOB_VOLUMES, KEEP_OUTPUTS_S, MEMBERS, MEMORY_BYTES, OUTPUTS, OWNER_BYTES, OutOfLimits,
-    PATH_BYTES, PRIORITY, PUBLISHED, STOP_GRACE_S, TIMEOUT_S, VM_DISKS,
+    JOB_VOLUMES, KEEP_OUTPUTS_S, MEMBERS, MEMORY_BYTES, MONEY_MICROS, OUTPUTS, OWNER_BYTES,
+    OutOfLimits, PATH_BYTES, PRIORITY, PUBLISHED, STOP_GRACE_S, TIMEOUT_S, VM_DISKS,
 };
 use crate::vm::{NetworkKind, VmSpec};
 use crate::{GroupName, JobId, Problem, VolumeName};
@@ -307,6 +308,11 @@ impl JobSpec {
         }
         field("stop-grace", within(STOP_GRACE_S.check(self.stop_grace_s)))?;
         field("priority", within(PRIORITY.check(self.priority)))?;
+        let MoneyRules { budget, waiting_costs_per_hour, .. } = self.money;
+        for (name, money) in [("budget", budget), ("waiting-costs", waiting_costs_per_hour)] {
+            let micros = money.unwrap_or_default().micros;
+            field(name, within(MONEY_MICROS.check(micros)))?;
+        }
         field("publish", check_publish(self))?;
         field("count", within(MEMBERS.check(self.count)))?;
         field("apart", self.rules.check(self.count))?;

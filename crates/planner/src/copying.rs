@@ -122,8 +122,10 @@ pub(crate) fn copy_cost(
         figures.link(link, cluster.probe_request_bytes);
         let rtt_s = link.probe.rtt_ms / 1e3;
         let by_window = if rtt_s > 0.0 { AHEAD_BYTES_MAX as f64 / rtt_s } else { f64::INFINITY };
-        let link_rate = link.probe.rate_bytes_per_s as f64;
-        let rate = link_rate.min(by_window).min(FILL_BYTES_PER_S as f64);
+        let link_rate = cluster.read_rate(link, to, home, &mut figures) as f64;
+        let by_disks = cluster.copy_rate_of_disks(to, home, &mut figures);
+        let by_disks = by_disks.map_or(f64::INFINITY, |rate| rate as f64);
+        let rate = link_rate.min(by_window).min(by_disks).min(FILL_BYTES_PER_S as f64);
         let copy_s = *copy_bytes as f64 / rate;
         cost.prepare_s += PREPARE_ROUND_TRIPS * rtt_s;
         cost.copy_s += copy_s;
@@ -148,13 +150,17 @@ pub(crate) fn copy_cost(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use perigee_model::SiteId;
 
     use super::*;
     use crate::fixture::*;
+    use crate::measured::MeasuredHost;
+    use crate::measured::tests::nothing;
 
     #[test]
-    fn a_copy_takes_its_bytes_at_the_rate_of_the_link_up_to_that_of_copies() {
+    fn a_copy_takes_its_bytes_at_the_rate_of_the_link_up_to_that_of_copies_and_of_disks() {
         let (to, home) = (host_id("home1"), host_id("cloud1"));
         let copy_cost = |cluster: &Cluster, volumes: &[(&HostId, u64)]| {
             copy_cost(cluster, &to, volumes, Reading::default()).unwrap()
@@ -171,6 +177,11 @@ mod tests {
         let both = copy_cost(&cluster(), &[(&home, MIB), (&home, 3 * MIB)]);
         assert_close(both.copy_s, 0.04);
         assert_close(both.pause_s, 0.164);
+        let mut slow = cluster();
+        let write_bytes_per_s = Some(8 * MIB);
+        slow.hosts[0].measured =
+            Some(Arc::new(MeasuredHost { write_bytes_per_s, ..nothing("home1") }));
+        assert_close(copy_cost(&slow, &[(&home, 256 * MIB)]).copy_s, 32.0);
     }
 
     #[test]

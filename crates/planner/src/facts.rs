@@ -14,6 +14,7 @@ use perigee_model::{HostId, SiteId, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use crate::index::Indexed;
+use crate::measured::MeasuredHost;
 use crate::{PastRun, Refused, Traits};
 
 /// The input for the plan of a job that has not started.
@@ -66,15 +67,15 @@ impl Cluster {
 
     pub(crate) fn link(&self, from: &HostId, to: &HostId) -> Result<&LinkFacts, Refused> {
         let index = self.links.index();
+        let probed = |number: usize| &self.links[number];
         // One pair of hosts is measured for each pair of sites.
-        let of_sites = || {
+        let of_others = || {
             let (from, to) = (self.host(from).ok()?, self.host(to).ok()?);
-            index.between_sites(&from.site, &to.site)
+            let of_sites = || index.between_sites(&from.site, &to.site).map(probed);
+            HostFacts::link_of_kind(from, to).or_else(of_sites)
         };
-        let number = index.between_hosts(from, to).or_else(of_sites);
-        number
-            .map(|number| &self.links[number])
-            .ok_or_else(|| Refused::LinkNotMeasured { from: from.clone(), to: to.clone() })
+        let link = index.between_hosts(from, to).map(probed).or_else(of_others);
+        link.ok_or_else(|| Refused::LinkNotMeasured { from: from.clone(), to: to.clone() })
     }
 
     /// Lets jobs start at these hosts only. What is known of the hosts' names and sites is kept, as by all that follows.
@@ -152,6 +153,8 @@ pub struct HostFacts {
     pub pool_free_bytes: Option<u64>,
     /// What it costs; `None` if it is the users' own and nobody has to be paid for it. Hosts that cost the same share one.
     pub price: Option<Arc<Price>>,
+    /// What was measured of it, or of another host of its kind; `None` if nothing was. Hosts of one kind share one.
+    pub measured: Option<Arc<MeasuredHost>>,
 }
 
 /// How busy a host's CPUs were in the last minute. In facts about one running VM, that VM's vCPUs are left out, and at its host the

@@ -56,6 +56,7 @@ fn host(id: &str, site: &str) -> HostFacts {
         local_blocks: Some(probe(LOCAL_US)),
         pool_free_bytes: None,
         price: None,
+        measured: None,
     }
 }
 

@@ -34,6 +34,7 @@
 //! | What is kept of a job's runs, and which runs count for which job? | `runs.rs` |
 //! | How is a time predicted at a distance that a job never ran at, and how sure is that? | `learn.rs`; from runs: `learn/fit.rs`, without: `learn/one_pass.rs` (a guess, improved by the cluster's other jobs); whether recorded runs are in the ranges: `options/recorded.rs` |
 //! | What would a run have taken farther from its data, by its block trace? | `replay/mod.rs`; over the proxy of its host: `replay/proxy.rs` |
+//! | What does a measurement of a host, or of its kind, say of disks and links? | `measured.rs` |
 //! | How are hosts and links found among 10,000? | `index.rs`; which hosts does a plan look at closely: `options/alike.rs` |
 //! | How long does a VM boot at a host, and how fast is the host? | `hosts.rs`; how much slower while others compute there: `cpu_load.rs` |
 
@@ -54,6 +55,7 @@ pub mod gangs;
 mod hosts;
 mod index;
 mod learn;
+mod measured;
 mod modes;
 mod moving;
 mod network;
@@ -75,6 +77,7 @@ pub use facts::{
     MoneyFacts, Moving, PastMove, Prepared, RefusedWay, Running, Snapshot, StillToCome,
     VolumeFacts,
 };
+pub use measured::MeasuredHost;
 pub use modes::{CompressionGain, Mode};
 pub use moving::{Dirty, MoveCost, move_cost};
 pub use network::{Path, lost_s};

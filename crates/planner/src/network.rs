@@ -35,7 +35,7 @@ pub(crate) fn io_s(
     }
     let link = cluster.link(at, home)?;
     figures.link(link, cluster.probe_request_bytes);
-    let rate = link.probe.rate_bytes_per_s as f64;
+    let rate = cluster.read_rate(link, at, home, figures) as f64;
     let local_us = cluster.host(home)?.local_blocks.map(|b| b.latency_median_us as f64);
     let extra_us = match (link.blocks, local_us) {
         (Some(blocks), Some(local_us)) => {
@@ -78,7 +78,7 @@ pub(crate) fn added_s(
 pub struct Path {
     /// How much longer a small request takes than at the home.
     pub round_trip_s: f64,
-    /// The rate of one TCP stream from the home to the VM's host. Above 0.
+    /// The rate of one TCP stream from the home to the VM's host, or of the volume servers where that is less. Above 0.
     pub rate_bytes_per_s: u64,
 }
 
@@ -110,7 +110,8 @@ pub(crate) fn path(
     });
     let most_s = rtt_s * PROBE_SLACK + PROBE_SLACK_S;
     let round_trip_s = by_blocks_s.map_or(rtt_s, |s| s.clamp(rtt_s, most_s));
-    Ok(Some(Path { round_trip_s, rate_bytes_per_s: link.probe.rate_bytes_per_s }))
+    let rate_bytes_per_s = cluster.read_rate(link, at, home, figures);
+    Ok(Some(Path { round_trip_s, rate_bytes_per_s }))
 }
 
 impl Cluster {

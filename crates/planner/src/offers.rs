@@ -1,7 +1,8 @@
 //! What a job would take and cost at hosts that would be rented for it, beside its ways at the hosts that are there.
 //!
 //! A run at a kind of machine that is not there is predicted as at every other host where the job never ran: from its earlier runs, with
-//! the kind's CPUs, and the links of the site where the provider's hosts were. What a prediction lacks makes its range wide, and a kind whose
+//! the kind's CPUs, with the disks and links that were measured of the kind ([`MeasuredHost`]), and else with the links of the site where the
+//! provider's hosts were. What a prediction lacks makes its range wide, and a kind whose
 //! links nobody has measured is not predicted at all. Before the VM's start the machine starts ([`Start`]).
 //!
 //! The money is that of a host that is rented for this job alone: its machine from the request on and at least its minimum, its whole disk,
@@ -20,7 +21,8 @@ use perigee_model::units::{format_bytes, format_seconds};
 use perigee_model::vm::Accelerator;
 use perigee_model::{HostId, SiteId};
 
-use crate::facts::{Cluster, CpuLoad, HostFacts, MoneyFacts, Snapshot};
+use crate::facts::{Cluster, CpuLoad, HostFacts, JobFacts, MoneyFacts, Snapshot};
+use crate::measured::MeasuredHost;
 use crate::options::{Trade, best_trades, way_name, why_over};
 use crate::refused::Refused;
 use crate::rent::{Start, UNKNOWN_START};
@@ -45,6 +47,8 @@ pub struct OfferFacts {
     pub site: SiteId,
     /// A host of the same kind that is there.
     pub like: Option<HostFacts>,
+    /// What was measured of a host of the kind.
+    pub measured: Option<Arc<MeasuredHost>>,
     /// What was learned of the kind's starts; `None` if it was never started.
     pub start: Option<Start>,
     /// Why it can't be had now; `None` if it can.
@@ -176,9 +180,10 @@ impl Base {
     fn options(&mut self, facts: &OfferFacts) -> Result<Vec<RentOption>, String> {
         let hosts = &mut self.snapshot.cluster.hosts;
         hosts.retain(|host| host.id != self.host);
-        let OfferFacts { offer, site, memory_bytes, disk_bytes, like, .. } = facts;
+        let OfferFacts { offer, site, memory_bytes, disk_bytes, like, measured, .. } = facts;
         let room = (*memory_bytes, *disk_bytes);
-        hosts.push(idle_host(self.host.clone(), site.clone(), offer, room, like.as_ref()));
+        let known = (like.as_ref(), measured.as_deref());
+        hosts.push(idle_host(self.host.clone(), site.clone(), offer, room, known));
         let (start, wait) = wait(facts);
         let mut job = self.snapshot.job.clone();
         job.money.paid_before = wait;
@@ -192,7 +197,12 @@ impl Base {
         let options = plan.options.into_iter().filter(|option| {
             option.start == self.host && option.end == self.host && stays.contains(&option.way)
         });
-        Ok(options.filter_map(|option| rent_option(option, facts, money, (wait, &start))).collect())
+        let said = options.filter_map(|option| {
+            let says = says_measured(&self.snapshot, &self.host, option.way);
+            let start = if says.is_empty() { start.clone() } else { format!("{start}; {says}") };
+            rent_option(option, facts, money, (wait, &start))
+        });
+        Ok(said.collect())
     }
 }
 
@@ -210,15 +220,36 @@ fn why_refused(snapshot: &Snapshot, refused: &Refused, facts: &OfferFacts) -> St
     }
 }
 
-/// A host of what is offered that does nothing, with so much memory for VMs and so large a disk. `like`: a host of the same kind that is there.
+/// What of the way to the job's data counts as it was measured on another host of the kind, in words; empty if nothing does.
+fn says_measured(snapshot: &Snapshot, host: &HostId, way: Way) -> String {
+    let JobFacts { volumes, .. } = &snapshot.job;
+    let Ok(host) = snapshot.cluster.host(host) else { return String::new() };
+    let Some(measured) = &host.measured else { return String::new() };
+    let homes = || volumes.iter().filter_map(|volume| snapshot.cluster.host(&volume.home).ok());
+    let has_link = homes().any(|home| HostFacts::link_of_kind(host, home).is_some());
+    let is_slower = homes().any(|home| measured.remote_read(&home.site).is_some());
+    let has_disk = way == Way::Copy && measured.write_bytes_per_s.is_some();
+    let said = [(has_link, "links"), (is_slower, "remote reads"), (has_disk, "copies to its disk")];
+    let said: Vec<&str> =
+        said.into_iter().filter(|(counts, _)| *counts).map(|(_, what)| what).collect();
+    if said.is_empty() {
+        String::new()
+    } else {
+        format!("{} as {}", said.join(", "), measured.source)
+    }
+}
+
+/// A host of what is offered that does nothing, with so much memory for VMs and so large a disk. What is known of its kind: a host of it that is
+/// there, and what was measured of one.
 #[must_use]
 pub fn idle_host(
     id: HostId,
     site: SiteId,
     offer: &Offer,
     (memory_bytes, disk_bytes): (u64, u64),
-    like: Option<&HostFacts>,
+    (like, measured): (Option<&HostFacts>, Option<&MeasuredHost>),
 ) -> HostFacts {
+    let measured = measured.map(|measured| Arc::new(measured.of_host(&id)));
     let offered = if offer.kvm == Some(true) { Accelerator::Kvm } else { Accelerator::Tcg };
     HostFacts {
         id,
@@ -235,6 +266,7 @@ pub fn idle_host(
         local_blocks: None,
         pool_free_bytes: Some(disk_bytes),
         price: Some(Arc::new(offer.price.clone())),
+        measured,
     }
 }
 

@@ -193,9 +193,28 @@ impl Ec2 {
     }
 }
 
+/// The quotas of vCPUs that hold for several families of kinds, by the letters with which a kind's name begins: "On-Demand Instance quotas" and "Spot
+/// Instance quotas" in AWS's EC2 user guide. Each other family has one of its own. All of them hold for a region.
+const SHARED_QUOTAS: [(&str, &[&str]); 2] = [
+    ("standard", &["a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"]),
+    ("g and vt", &["g", "gr", "vt"]),
+];
+
+/// The quota in which the vCPUs of a kind count; `None` if this is no name of a kind.
+fn quota_of(kind: &str) -> Option<String> {
+    let letters = kind.split(|c: char| !c.is_ascii_alphabetic()).next()?;
+    let shared = SHARED_QUOTAS.iter().find(|(_, families)| families.contains(&letters));
+    let name = shared.map_or(letters, |(name, _)| *name);
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
 impl Provider for Ec2 {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn quota_of(&self, kind: &str) -> Option<String> {
+        quota_of(kind)
     }
 
     fn price_age_max_s(&self) -> u64 {
@@ -232,6 +251,20 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn kinds_of_the_standard_families_share_a_quota_and_others_have_their_own() {
+        let standard = ["c8i.2xlarge", "m7i.large", "t3.micro", "im4gn.large", "z1d.metal"];
+        for kind in standard {
+            assert_eq!(quota_of(kind).as_deref(), Some("standard"), "{kind}");
+        }
+        let of = |kind: &str| quota_of(kind).expect("a quota");
+        assert_eq!((of("g6.xlarge"), of("vt1.3xlarge")), (of("gr6.4xlarge"), of("g4dn.xlarge")));
+        let own = ["p5.48xlarge", "x2idn.metal", "inf2.xlarge", "dl1.24xlarge", "hpc7a.96xlarge"];
+        let names: BTreeSet<String> = own.iter().map(|kind| of(kind)).collect();
+        assert!(names.len() == own.len() && !names.contains("standard"), "{names:?}");
+        assert_eq!(quota_of("8.large"), None);
+    }
 
     /// A login page before the network, and a program that answers as EC2 does but for the list.
     #[tokio::test]

@@ -139,6 +139,12 @@ impl Measurements {
         self.lock().kinds.get(kind).cloned()
     }
 
+    /// Those of all hosts, and of all kinds.
+    pub fn all(&self) -> (Vec<HostMeasurement>, Vec<HostMeasurement>) {
+        let inside = self.lock();
+        (inside.hosts.values().cloned().collect(), inside.kinds.values().cloned().collect())
+    }
+
     /// The kinds, those first that were measured first.
     pub fn kinds(&self) -> Vec<(u64, RentedKind)> {
         let inside = self.lock();

@@ -1,5 +1,6 @@
 //! What each endless task of the controller did last, when, how long that took, and at what it failed.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -22,6 +23,12 @@ impl Tasks {
     pub fn all(&self) -> Vec<TaskStatus> {
         self.lock().values().cloned().collect()
     }
+}
+
+/// What a panic says.
+pub fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }
 
 /// By this a task reports what it does.

@@ -1,4 +1,4 @@
-//! The first rented host of each kind is measured without being asked to: right after it has joined, if no job waits and no VM is there. A VM that
+//! The first rented host of each kind is measured without being asked to, and another one when the figures are old: right after it has joined, if no job waits and no VM is there. A VM that
 //! comes meanwhile ends that. No job waits for a measurement. The other host is an idle one of the same site: what goes between sites may cost money.
 
 use std::collections::BTreeMap;
@@ -11,12 +11,14 @@ use perigee_model::{HostId, Problem};
 
 use super::{begin, vms_at};
 use crate::cluster::Cluster;
+use crate::planning::measured;
 
 /// Each figure is measured so long; seconds. A job may come at any time.
 const LENGTH_S: u64 = 3;
 
 /// Who has asked for it.
-pub(super) const ITSELF: &str = "Perigee, because no host of this kind was measured yet";
+pub(super) const ITSELF: &str =
+    "Perigee, because no host of this kind was measured in the last month";
 
 /// Until the same host is tried again.
 const AGAIN: Duration = Duration::from_secs(600);
@@ -48,8 +50,9 @@ pub(super) async fn look(cluster: &Cluster, tried: &mut Tried) -> Result<(), Pro
         }
         let kind =
             RentedKind { provider: rental.provider.clone(), kind: rental.offer.kind.clone() };
+        let known = cluster.measurements.of_kind(&kind);
         let is_wanted = rental.state == RentalState::Joined
-            && cluster.measurements.of_kind(&kind).is_none()
+            && !known.is_some_and(|view| measured::counts(cluster, &view))
             && cluster.hosts.state(host) == HostState::Up;
         if is_busy || !is_wanted || tried.0.contains_key(host) {
             continue;

@@ -74,7 +74,7 @@ pub fn make_room(facts: &mut Facts, full: &BTreeMap<HostId, Demand>, spec: &JobS
 /// When the job could start at each host that it has to wait for: those of `full` ([`without_room`]). `rented`: [`rented_for_others`].
 ///
 /// # Errors
-/// Never: an id that can't be made is a fault of this program.
+/// Never, but for a fault of this program.
 pub async fn waits(
     cluster: &Arc<Cluster>,
     spec: &JobSpec,
@@ -99,16 +99,21 @@ pub async fn waits(
             return Ok(full.keys().map(wait).collect());
         }
     };
+    let what = "can't plan the job";
     let own = Waiting {
-        id: JobId::new("planned").map_err(|e| Problem::internal("can't plan the job", e))?,
+        id: JobId::new("planned").map_err(|e| Problem::internal(what, e))?,
         demand: Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes },
         run: Estimate::default(),
     };
     let hosts = hosts(cluster, rented);
-    let by_end = [End::Expected, End::Low, End::High].map(|end| {
-        let waits = rent::waits(&snapshot(&hosts, &jobs, end), &own.as_job(end));
-        waits.into_iter().collect::<BTreeMap<_, _>>()
+    // Of 2,000 jobs that takes long.
+    let by_end = tokio::task::spawn_blocking(move || {
+        [End::Expected, End::Low, End::High].map(|end| {
+            let waits = rent::waits(&snapshot(&hosts, &jobs, end), &own.as_job(end));
+            waits.into_iter().collect::<BTreeMap<_, _>>()
+        })
     });
+    let by_end = by_end.await.map_err(|e| Problem::internal(what, e))?;
     let wait = |host: &HostId| {
         let [expected_s, low_s, high_s] =
             [0, 1, 2].map(|end: usize| by_end[end].get(host).copied().flatten());

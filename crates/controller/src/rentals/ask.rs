@@ -56,7 +56,10 @@ pub async fn ask(cluster: &Arc<Cluster>, record: &mut Owned<RentalRecord>) -> Re
             view.take(RentalEvent::Shown, now_ms(), "")?;
             view.why = "its host starts".to_owned();
         }
-        Err(error) => note_error(view, before, &error),
+        Err(error) => {
+            let quota = provider.quota_of(&view.offer.kind);
+            note_error(view, before, &error, quota);
+        }
     }
     record.save().await?;
     cluster.rentals.changed.notify_waiters();
@@ -114,8 +117,8 @@ fn not_as_rented(offer: &Offer, instance: &Instance) -> Option<String> {
     })
 }
 
-/// A refusal says that this request made nothing, and nothing of the requests before.
-fn note_error(view: &mut Rental, before: Requested, error: &CloudError) {
+/// A refusal says that this request made nothing, and nothing of the requests before. `quota`: that in which the kind counts.
+fn note_error(view: &mut Rental, before: Requested, error: &CloudError, quota: Option<String>) {
     let why: String = format!("{}: {}", error.kind, error.message).chars().take(1000).collect();
     let ended_by = match error.kind {
         CloudErrorKind::Unclear => return view.why = why,
@@ -127,6 +130,8 @@ fn note_error(view: &mut Rental, before: Requested, error: &CloudError) {
                 spot: view.offer.spot,
                 why: why.clone(),
                 at_ms: now_ms(),
+                quota: quota.filter(|_| error.kind == CloudErrorKind::Quota),
+                cpus: view.offer.cpus,
             });
             Some(EndedBy::Refused)
         }

@@ -21,6 +21,7 @@ use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::tasks::Task;
 use crate::records::{RentalRecord, rental_intent_key, rental_key};
+use crate::storage::replicas;
 
 /// A list with more than this is no list.
 const INSTANCES_MAX: usize = 10_000;
@@ -48,6 +49,17 @@ impl Rounds {
     }
 }
 
+/// Runs an endless loop for each provider, side by side. It does not end, also without any provider.
+pub(super) async fn with_each<F: Future<Output = ()>>(
+    cluster: &Cluster,
+    one: impl Fn(Arc<Rounds>, Arc<dyn Provider>) -> F,
+) {
+    let rounds = Arc::new(Rounds::default());
+    let providers = cluster.settings.renting.providers.iter();
+    join_all(providers.map(|provider| one(Arc::clone(&rounds), Arc::clone(provider)))).await;
+    std::future::pending().await
+}
+
 /// What all came to: the first problem with the others' sentences, if there is a problem.
 fn joined(all: Vec<Result<String, Problem>>) -> Result<String, Problem> {
     let (mut first, mut others) = (None::<Problem>, Vec::new());
@@ -71,10 +83,11 @@ fn joined(all: Vec<Result<String, Problem>>) -> Result<String, Problem> {
 
 /// Lists the instances of each provider again and again. It does not end.
 pub async fn compare(cluster: Arc<Cluster>, task: Task) {
-    let (providers, rounds) = (cluster.settings.renting.providers.clone(), Rounds::default());
-    let lists = providers.iter().map(|provider| lists_of(&cluster, &task, &rounds, provider));
-    join_all(lists).await;
-    std::future::pending().await
+    let (cluster, task) = (&cluster, &task);
+    with_each(cluster, |rounds, provider| async move {
+        lists_of(cluster, task, &rounds, &provider).await;
+    })
+    .await;
 }
 
 async fn lists_of(
@@ -268,17 +281,28 @@ async fn found(
 /// Removes the records of rentals that were over long ago, and of those that cost nothing a day after their end. One that can't be removed now keeps
 /// none of the others.
 async fn prune(cluster: &Cluster) -> Result<(), Problem> {
+    let mut old = cluster.rentals.all();
+    old.retain(|rental| rental.state.is_over() && is_old(cluster, rental));
+    if old.is_empty() {
+        return Ok(());
+    }
+    // Without the record nobody knows that a replica's host does not come back, and the replica would stay there for ever.
+    let replicas = replicas::list(cluster).await?;
     let mut first = Ok(());
-    for rental in cluster.rentals.all().into_iter().filter(|rental| rental.state.is_over()) {
-        let ended_ms = rental.steps.last().map_or(0, |step| step.at_ms);
-        let age_s = cluster.clock.age_ms(ended_ms) / 1000;
-        let has_cost = money::spent(cluster, &rental) != Some(Money::ZERO);
-        let kept_s = if has_cost { money::PERIOD_S + 86_400 } else { 86_400 };
-        if age_s > kept_s {
+    for rental in old {
+        if !replicas.iter().any(|replica| replica.host == rental.host) {
             first = first.and(forget(cluster, &rental.id).await);
         }
     }
     first
+}
+
+/// Whether one that is over is kept no longer.
+fn is_old(cluster: &Cluster, rental: &Rental) -> bool {
+    let ended_ms = rental.steps.last().map_or(0, |step| step.at_ms);
+    let age_s = cluster.clock.age_ms(ended_ms) / 1000;
+    let has_cost = money::spent(cluster, rental) != Some(Money::ZERO);
+    age_s > if has_cost { money::PERIOD_S + 86_400 } else { 86_400 }
 }
 
 async fn forget(cluster: &Cluster, id: &RentalId) -> Result<(), Problem> {
@@ -291,10 +315,11 @@ async fn forget(cluster: &Cluster, id: &RentalId) -> Result<(), Problem> {
 
 /// Asks the providers of spot hosts which of them they take back. It does not end.
 pub async fn hear(cluster: Arc<Cluster>, task: Task) {
-    let (providers, rounds) = (cluster.settings.renting.providers.clone(), Rounds::default());
-    let notices = providers.iter().map(|provider| notices_of(&cluster, &task, &rounds, provider));
-    join_all(notices).await;
-    std::future::pending().await
+    let (cluster, task) = (&cluster, &task);
+    with_each(cluster, |rounds, provider| async move {
+        notices_of(cluster, task, &rounds, &provider).await;
+    })
+    .await;
 }
 
 async fn notices_of(

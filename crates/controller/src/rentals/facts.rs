@@ -67,7 +67,8 @@ pub async fn known(
     };
     let pause_is_over = rental.asks == 0 || is_past(rental.asked_ms, timing.again);
     let host = rented_host(cluster, &rental.host).await?;
-    let looks = rental.state == RentalState::Draining && host == RentedHost::Up;
+    // Whoever ends it at once waits for nothing that is there.
+    let looks = rental.state == RentalState::Draining && host == RentedHost::Up && !intent.now;
     Ok(Known {
         state: rental.state,
         requested: rental.requested,

@@ -1,6 +1,7 @@
 //! What providers offer. A provider is asked at most once a minute, and waited for a few seconds: the answer of one that takes longer serves whoever
 //! asks next, and no provider holds up who wants to know of the others.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use super::within;
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::rentals::OffersAnswer;
+use crate::cluster::tasks::text_of;
 
 /// Nobody waits longer for what a provider offers.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -41,6 +43,14 @@ fn answer(cluster: &Arc<Cluster>, provider: &Arc<dyn Provider>) -> OffersAnswer 
             let said = ask(&cluster, &provider).await;
             said.map(Arc::new).map_err(|error| format!("{}: {}", error.kind, error.message))
         };
+        // A panic would be the answer to everybody from then on. A problem is asked about again soon.
+        let asked = AssertUnwindSafe(asked).catch_unwind().map(|said| {
+            said.unwrap_or_else(|panic| {
+                let text = text_of(&*panic);
+                tracing::error!("asking a provider what it offers panicked: {text}");
+                Err(format!("the controller has failed to ask: {text}"))
+            })
+        });
         let answer = asked.boxed().shared();
         tokio::spawn(answer.clone());
         answer

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use perigee_cloud::Provider;
 use perigee_model::job::JobSpec;
 use perigee_model::job_plan::{JobPlan, NotConsidered};
 use perigee_model::money::Money;
@@ -23,6 +24,7 @@ use super::request::{refusal_of, refused};
 use crate::clock::now_ms;
 use crate::cluster::renter::kind_key;
 use crate::cluster::{Cluster, for_vms_bytes};
+use crate::planning::measured::Known;
 use crate::planning::renting::{Sites, like};
 use crate::planning::{self, Planned, seconds};
 
@@ -36,8 +38,11 @@ pub async fn plan(cluster: &Arc<Cluster>, spec: &JobSpec) -> Result<JobPlan, Pro
     let Planned { mut snapshot, waits, plan } = planned?;
     planning::links::add_remembered(cluster, &mut snapshot.cluster);
     let like = like(&cluster.rentals.all_alive(), &snapshot.cluster);
+    let measured = Known::of(cluster);
     for facts in &mut offers {
-        facts.like = like.get(&kind_key(&facts.provider, &facts.offer.kind)).cloned();
+        let kind = kind_key(&facts.provider, &facts.offer.kind);
+        facts.like = like.get(&kind).cloned();
+        facts.measured = measured.one_more(&kind, facts.like.as_ref(), &snapshot.cluster);
     }
     let (rented, refused) = match spec.count {
         0 | 1 => at_offers(&snapshot, offers),
@@ -82,8 +87,8 @@ async fn offers(cluster: &Arc<Cluster>) -> (Vec<OfferFacts>, Vec<NotConsidered>)
                 let name = provider.name();
                 let refused = refused(cluster, name);
                 let price_age_max_s = provider.price_age_max_s();
-                let of =
-                    Of { provider: name, starts: &starts, refused, price_age_max_s, budget_left };
+                let (provider, starts) = (provider.as_ref(), &starts);
+                let of = Of { provider, starts, refused, price_age_max_s, budget_left };
                 for offer in offers.iter() {
                     let found = found.get(&kind_key(name, &offer.kind));
                     let offer = found.map_or_else(|| offer.clone(), |found| found.correct(offer));
@@ -104,7 +109,7 @@ fn nothing_of(provider: &str, why: String) -> NotConsidered {
 
 /// What is known of one provider.
 struct Of<'a> {
-    provider: &'a str,
+    provider: &'a dyn Provider,
     /// How long the starts of each kind of all providers take.
     starts: &'a BTreeMap<String, Start>,
     refused: Vec<OfferRefused>,
@@ -116,18 +121,20 @@ impl Of<'_> {
     /// `site`: where the host would be.
     fn facts(&self, cluster: &Cluster, offer: Offer, site: SiteId) -> OfferFacts {
         let too_old = offer.price.out_of_date(now_ms() / 1000, self.price_age_max_s);
-        let refused = refusal_of(cluster, &self.refused, &offer).map(|one| {
+        let (of, name) = (self.provider, self.provider.name());
+        let refused = refusal_of(cluster, &self.refused, of, &offer).map(|one| {
             let ago = format_seconds(seconds(cluster.clock.age_ms(one.at_ms)));
             format!("refused {ago} ago: {}", one.why)
         });
         OfferFacts {
-            provider: self.provider.to_owned(),
+            provider: name.to_owned(),
             why_unknown: too_old.unwrap_or_else(|| "the provider does not say it".to_owned()),
             memory_bytes: for_vms_bytes(offer.memory_bytes),
             disk_bytes: RENT_DISK_DEFAULT_BYTES,
             site,
             like: None,
-            start: self.starts.get(&kind_key(self.provider, &offer.kind)).copied(),
+            measured: None,
+            start: self.starts.get(&kind_key(name, &offer.kind)).copied(),
             refused,
             budget_left: self.budget_left,
             offer,

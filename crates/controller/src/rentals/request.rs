@@ -32,7 +32,15 @@ pub async fn offers(cluster: &Cluster) -> Vec<ProviderOffers> {
             Ok(offers) => (Some(offers), String::new()),
             Err(error) => (None, format!("{}: {}", error.kind, error.message)),
         };
-        let refused = refused(cluster, provider.name());
+        let mut refused = refused(cluster, provider.name());
+        let more = offers.iter().flatten().filter_map(|offer| {
+            let one = refusal_of(cluster, &refused, provider.as_ref(), offer)?;
+            let Offer { kind, zone, spot, .. } = offer.clone();
+            let is_same = (&one.kind, &one.zone, one.spot) == (&kind, &zone, spot);
+            (!is_same).then(|| OfferRefused { kind, zone, spot, ..one.clone() })
+        });
+        let more: Vec<OfferRefused> = more.collect();
+        refused.extend(more);
         ProviderOffers { provider: provider.name().to_owned(), offers, problem, refused }
     }))
     .await
@@ -52,11 +60,12 @@ pub(super) fn refused(cluster: &Cluster, provider: &str) -> Vec<OfferRefused> {
 pub(super) fn refusal_of<'a>(
     cluster: &Cluster,
     refused: &'a [OfferRefused],
+    provider: &dyn Provider,
     offer: &Offer,
 ) -> Option<&'a OfferRefused> {
+    let quota = provider.quota_of(&offer.kind);
     refused.iter().find(|one| {
-        (&one.kind, &one.zone, one.spot) == (&offer.kind, &offer.zone, offer.spot)
-            && cluster.clock.age_ms(one.at_ms) < REFUSED_MS
+        one.holds_for(offer, quota.as_deref()) && cluster.clock.age_ms(one.at_ms) < REFUSED_MS
     })
 }
 
@@ -229,7 +238,8 @@ async fn offer(
         );
     }
     if ask.zone.is_none() {
-        meant.retain(|offer| refusal_of(cluster, &refused, offer).is_none());
+        let provider = provider.as_ref();
+        meant.retain(|offer| refusal_of(cluster, &refused, provider, offer).is_none());
     }
     let sites = Sites::of(cluster);
     // A price that is not known is last.

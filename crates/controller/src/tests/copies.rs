@@ -171,14 +171,7 @@ async fn a_copy_to_a_host_with_a_replica_ships_only_what_that_lacks() {
         kept: None,
         problem: String::new(),
     };
-    let record = ReplicaRecord {
-        view,
-        home: None,
-        tenure: None,
-        in_use: None,
-        from_nbd_addr: None,
-        held: None,
-    };
+    let record = ReplicaRecord::new(view);
     let key = format!("replicas/{}/{site}", data_volume());
     lab.cluster.records.put(&key, &record).await.expect("put");
     let rest = rentals::plan(&lab.cluster, &spec).await.expect("a plan").plan;

@@ -120,6 +120,49 @@ async fn a_host_that_its_provider_takes_back_is_drained_at_once() {
     assert_eq!(shown(&lab, &lab.home).await, None);
 }
 
+/// A job's VM that somebody moves to `cloud1`, while its memory is copied.
+async fn moving(lab: &Lab) -> (JobId, VmId) {
+    let (id, vm) = running_as(lab, movable()).await;
+    vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
+    source_is_asked(&lab.home, &vm).await;
+    (id, vm)
+}
+
+/// The provider takes the host back.
+async fn is_taken_back(lab: &Lab, host: &FakeHost) {
+    let action = "terminate".to_owned();
+    host.inside().notice = Some(HostNotice { action, ends_unix_s: 1_795_986_120 });
+    wait_for("the drain", async || shown(lab, host).await.map(drop)).await;
+}
+
+#[tokio::test]
+async fn a_notice_during_a_move_away_lets_the_move_go_on_and_begins_no_second_one() {
+    let lab = lab().await;
+    let (id, vm) = moving(&lab).await;
+    is_taken_back(&lab, &lab.home).await;
+    switch(&lab, &vm);
+    lab.wait_for_job(&id, "at cloud1", at_cloud(&lab)).await;
+    left(&lab, &lab.home, "nothing to be left", <[DrainStep]>::is_empty).await;
+    let job = lab.job(&id).await;
+    assert_eq!((job.state, job.migrations.len()), (JobState::Running, 1), "{job:?}");
+    assert_eq!(job.migrations[0].state, MigrationState::Completed);
+}
+
+#[tokio::test]
+async fn a_notice_of_the_host_to_which_a_vm_moves_ends_no_job_and_the_vm_leaves_again() {
+    let lab = lab().await;
+    let (id, vm) = moving(&lab).await;
+    is_taken_back(&lab, &lab.cloud).await;
+    switch(&lab, &vm);
+    lab.wait_for_job(&id, "at cloud1", at_cloud(&lab)).await;
+    // Its time has come to leave that host too.
+    source_is_asked(&lab.cloud, &vm).await;
+    let job = lab.job(&id).await;
+    assert_eq!((job.state, job.migrations.len()), (JobState::Running, 2), "{job:?}");
+    let back = &job.migrations[1];
+    assert_eq!((&back.from, &back.to), (&lab.cloud.id, &lab.home.id), "{back:?}");
+}
+
 #[tokio::test]
 async fn a_drained_host_is_left_by_its_vm_and_then_by_its_volumes_and_can_be_removed() {
     let lab = lab().await;

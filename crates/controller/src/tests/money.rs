@@ -6,16 +6,17 @@ use std::time::Duration;
 use perigee_model::budget::{MoneyRules, Spending};
 use perigee_model::guest::GuestBody;
 use perigee_model::job::{Access, Job, JobSpec, JobState, Restart, Start};
-use perigee_model::money::Money;
+use perigee_model::money::{MICROS_MAX, Money};
+use perigee_model::renting::SetRenting;
 use perigee_model::tenant::Quota;
-use perigee_model::{JobId, TenantName};
+use perigee_model::{JobId, ProblemKind, TenantName};
 
 use super::fake::FakeHost;
 use super::queue::{finish_again, unreachable};
 use super::{Lab, TIMING, finish, spec, vm_of};
 use crate::cluster::{Settings, Traffic};
 use crate::supervisor::Supervisor;
-use crate::{accounts, hosts};
+use crate::{accounts, hosts, jobs, rentals};
 
 /// $1 a second at the site `cloud`; the other site is the users' own.
 pub(super) const PRICES: &str = "sites: {cloud: {machine: $3600/h, disk: $0.10/GiB-month, egress: $0.09/GiB, as-of: 2025-01-01, max-age: 3650d}}";
@@ -156,6 +157,33 @@ async fn a_job_over_its_own_budget_waits_and_one_at_the_user_s_own_host_costs_no
     let cost = lab.job(&own).await.cost.expect("a cost");
     assert_eq!(cost.predicted.high, Money::ZERO);
     assert_eq!(lab.job(&id).await.state, JobState::Queued);
+}
+
+/// The document of the API says that an amount has 64 bits with a sign, and larger ones were taken.
+#[tokio::test]
+async fn an_amount_that_the_api_has_no_number_for_is_refused_wherever_somebody_names_one() {
+    let lab = lab().await;
+    let most = Money::from_micros(MICROS_MAX);
+    let asked = async |amount: Money| {
+        let money = MoneyRules { budget: Some(amount), ..MoneyRules::default() };
+        let job = jobs::submit(&lab.cluster, JobSpec { money, ..at_cloud(&lab) }).await.map(drop);
+        let waiting_costs_per_hour = Some(amount);
+        let money = MoneyRules { waiting_costs_per_hour, ..MoneyRules::default() };
+        let waits = jobs::submit(&lab.cluster, JobSpec { money, ..at_cloud(&lab) }).await.map(drop);
+        let quota = Quota { budget_month: Some(amount), ..Quota::default() };
+        let tenant = accounts::set_quota(&lab.cluster, &TenantName::default(), quota).await;
+        let ask = SetRenting { waiting_costs_per_hour, ..SetRenting::default() };
+        let renting = rentals::set_renting(&lab.cluster, ask).await.map(drop);
+        [job, waits, tenant, renting]
+    };
+    for taken in asked(most).await {
+        taken.expect("it is within the limit");
+    }
+    for refused in asked(most.plus(Money::from_micros(1))).await {
+        let problem = refused.expect_err("it is beyond the limit");
+        assert_eq!(problem.kind, ProblemKind::Invalid, "{problem}");
+        assert!(problem.why.contains("9223372036854775807"), "{problem}");
+    }
 }
 
 /// The first write reserves, and the second one settles.

@@ -340,6 +340,29 @@ async fn a_refusal_for_want_of_capacity_is_remembered_and_costs_nothing() {
 }
 
 #[tokio::test]
+async fn a_quota_that_is_used_up_is_remembered_for_all_zones_that_count_in_it() {
+    let rented = Rented::up(TIMING).await;
+    rented.double.inside().quota = Some("standard".to_owned());
+    rented.double.inside().does = [Does::Refuses(CloudErrorKind::Quota)].into();
+    rented.rent("rent-1").await;
+    rented.wait_for_state("rent-1", RentalState::Gone).await;
+    let offers = rentals::offers(&rented.cluster).await;
+    let zones: Vec<&str> = offers[0]
+        .refused
+        .iter()
+        .filter(|one| one.kind == "m1" && !one.spot)
+        .map(|one| one.zone.as_str())
+        .collect();
+    assert_eq!(zones, ["a", "b"], "{offers:?}");
+    let again = rentals::rent(&rented.cluster, ask("rent-2"), "ann".to_owned()).await;
+    let problem = again.expect_err("it was refused in each zone");
+    assert_eq!(problem.kind, ProblemKind::Conflict, "{problem}");
+    let spot = RentHost { spot: true, ..ask("rent-3") };
+    rentals::rent(&rented.cluster, spot, "ann".to_owned()).await.expect("it has another quota");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
 async fn an_instance_that_nobody_owns_is_ended_and_one_with_a_host_is_drained_first() {
     let rented = Rented::up(TIMING).await;
     let untagged = rented.double.plant(None);

@@ -216,6 +216,7 @@ impl Scenario {
             local_blocks: None,
             pool_free_bytes: None,
             price: None,
+            measured: None,
         }
     }
 

@@ -12,6 +12,7 @@ use super::{Learned, REPEATED, VolumeLearned};
 use crate::facts::{Cluster, JobFacts};
 use crate::figures::Figures;
 use crate::hosts::cpu_factor;
+use crate::measured::disk_read_s;
 use crate::refused::Refused;
 use crate::runs::PastRun;
 use crate::spread::Spread;
@@ -137,10 +138,13 @@ fn volumes_of(
         let reads = whole_reads(volume.allocated_bytes);
         match home.local_blocks {
             Some(blocks) => local_s += reads * blocks.latency_median_us as f64 / 1e6,
-            None => {
-                let why = format!("no block read at {} was measured", home.id);
-                unknown.push(Unknown { part: Part::LocalIo, why });
-            }
+            None => match disk_read_s(home, volume.allocated_bytes, figures) {
+                Some(read_s) => local_s += read_s,
+                None => {
+                    let why = format!("no block read at {} was measured", home.id);
+                    unknown.push(Unknown { part: Part::LocalIo, why });
+                }
+            },
         }
         let (only_read, bytes) = (volume.only_read, volume.allocated_bytes as f64);
         volumes.push(Volume { reads, only_read, bytes });

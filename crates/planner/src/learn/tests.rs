@@ -5,6 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fixture::*;
+use crate::measured::MeasuredHost;
+use crate::measured::tests::nothing;
 use crate::replay::Replayed;
 
 fn learned(runs: &[PastRun]) -> Learned {
@@ -352,4 +354,23 @@ fn bytes_that_are_read_ahead_or_kept_are_not_waited_for() {
     let place = learned.place(&cluster(), &host, &sources, &mut Figures::default()).unwrap();
     assert_close(place.bytes_s, 0.25);
     assert_close(place.links_s, 2.0);
+}
+
+#[test]
+fn data_whose_home_answered_no_probe_are_read_as_fast_as_its_disk_was_measured() {
+    let local = |read_bytes_per_s: Option<u64>| {
+        let mut cluster = cluster();
+        cluster.hosts[2].local_blocks = None;
+        let measured = MeasuredHost { read_bytes_per_s, ..nothing("cloud1") };
+        cluster.hosts[2].measured = Some(std::sync::Arc::new(measured));
+        let snapshot = Snapshot { cluster, job: job(), history: Vec::new(), others: Vec::new() };
+        let learned = Learned::of(&snapshot, &mut Figures::default()).expect("its home is up");
+        let (seconds, _) = learned.at(&Place::local(Spread::exactly(1.0)));
+        let is_unknown = learned.unknown.iter().any(|one| one.part == Part::LocalIo);
+        (seconds.local_io_s, is_unknown)
+    };
+    assert_eq!(local(None), (0.0, true));
+    let (seconds, is_unknown) = local(Some(8 * MIB));
+    assert_close(seconds, 32.0);
+    assert!(!is_unknown);
 }

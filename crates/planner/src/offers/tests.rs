@@ -9,6 +9,7 @@ use perigee_model::plan::CostOf;
 use super::*;
 use crate::facts::MoneyFacts;
 use crate::fixture::*;
+use crate::measured::tests::{linked, nothing};
 use crate::plan;
 
 const GIB: u64 = 1 << 30;
@@ -32,6 +33,7 @@ fn offer(kind: &str, site: &str) -> OfferFacts {
         disk_bytes: 50 * GIB,
         site: SiteId::new(site).expect("a name"),
         like: None,
+        measured: None,
         start: Some(Start { expected_s: 40.0, high_s: 70.0, taken_back_every_s: None }),
         refused: None,
         budget_left: "$20".parse().expect("money"),
@@ -153,6 +155,51 @@ fn a_link_that_nobody_has_measured_is_not_known_and_no_constant() {
     without_data.history.clear();
     let plan = planned(&without_data, vec![offer("k", "elsewhere")], Vec::new());
     assert_eq!(plan.rented[0].way, Way::Beside, "a job without data needs no link");
+}
+
+/// The kind's one way, and why nothing is known of it.
+fn measured_at(site: &str, measured: Option<MeasuredHost>) -> Result<RentOption, String> {
+    let mut snapshot = snapshot();
+    for run in &mut snapshot.history {
+        run.volumes[0].bytes = 2.0 * GIB as f64;
+        // 2 GiB at 128 MiB/s.
+        let bytes_s = if run.volumes[0].remote_share > 0.0 { 16.0 } else { 0.0 };
+        (run.wall_s, run.network_s) = (run.wall_s + bytes_s, run.network_s + bytes_s);
+    }
+    let offer = OfferFacts { measured: measured.map(Arc::new), ..offer("k", site) };
+    let (mut rented, not) = at_offers(&snapshot, vec![offer]);
+    rented.pop().ok_or_else(|| not[0].why.clone())
+}
+
+#[test]
+fn a_kind_that_was_measured_has_its_own_links_and_says_so() {
+    let at =
+        |rtt_ms, rate| measured_at("elsewhere", Some(linked("old", "elsewhere", rtt_ms, rate)));
+    let near = at(4.0, 512 * MIB).expect("its links are known");
+    let thin = at(4.0, 16 * MIB).expect("its links are known");
+    let far = at(40.0, 512 * MIB).expect("its links are known");
+    assert!(thin.total.expected_s > near.total.expected_s + 100.0, "{thin:?}");
+    assert!(far.total.expected_s > near.total.expected_s + 30.0, "{far:?}");
+    assert!(near.reason.starts_with("starts in 40 s; links as measured on k 3d ago"), "{near:?}");
+    // Measured at another site, it says nothing of this one.
+    let elsewhere = measured_at("elsewhere", Some(linked("old", "home", 4.0, 512 * MIB)));
+    assert!(elsewhere.expect_err("not known").contains("not known how far"));
+    // Of the two, what was measured of the kind says more than what was measured at its site.
+    let own = measured_at("home", Some(linked("old", "home", 40.0, WAN_BYTES_PER_S)));
+    let site = measured_at("home", None).expect("its site's links are known");
+    assert!(own.expect("known").total.expected_s > site.total.expected_s + 15.0, "{site:?}");
+}
+
+#[test]
+fn a_kind_whose_volume_servers_are_slow_reads_slowly_and_without_figures_all_is_as_before() {
+    let before = measured_at("home", None).expect("its site's links are known");
+    let empty = measured_at("home", Some(nothing("old"))).expect("the same");
+    assert_eq!((empty.total, &empty.reason), (before.total, &before.reason));
+    let remote_reads = vec![(SiteId::new("cloud").expect("a name"), 16 * MIB)];
+    let slow = measured_at("home", Some(MeasuredHost { remote_reads, ..nothing("old") }));
+    let slow = slow.expect("its site's links are known");
+    assert!(slow.total.expected_s > before.total.expected_s + 90.0, "{slow:?}");
+    assert!(slow.reason.contains("remote reads as measured on k 3d ago"), "{slow:?}");
 }
 
 #[test]

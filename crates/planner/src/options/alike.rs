@@ -1,6 +1,6 @@
 //! Which hosts are looked at closely: in a large cluster that would take too long for each of them, and most are alike.
 //!
-//! Hosts are alike for a job that are at one site, have the same processor and price, and have the same room for its data or not. A home of its
+//! Hosts are alike for a job that are at one site, have the same processor, price and measurement, and have the same room for its data or not. A home of its
 //! data, a host with a replica of them, and one with a link of its own are alike to no other. Hosts that are alike reach the data in
 //! the same way. What is left of a prediction are two figures: how long the VM boots, and how much longer the job computes
 //! because of the host's speed and load. Both are reckoned for every host, and a close look is taken at
@@ -119,6 +119,8 @@ struct Key {
     has_room_for_data: bool,
     /// [`HostFacts::price_number`].
     price: usize,
+    /// [`HostFacts::measured_number`].
+    measured: usize,
 }
 
 /// Hosts that are alike.
@@ -229,6 +231,7 @@ impl<'a> Sorted<'a> {
             alone: self.alone[number].then_some(number),
             has_room_for_data: host.pool_free_bytes.is_none_or(|free| free >= self.data_bytes),
             price: host.price_number(),
+            measured: host.measured_number(),
         };
         let next = self.all.len();
         let found = *self.numbers.entry(key).or_insert(next);

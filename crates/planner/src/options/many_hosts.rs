@@ -58,6 +58,7 @@ fn host() -> impl Strategy<Value = HostFacts> {
             local_blocks: None,
             pool_free_bytes: room.2,
             price: room.3.1.map(|which| Arc::clone(&prices[2 * site + which])),
+            measured: None,
         },
     )
 }

@@ -97,7 +97,7 @@ pub(super) fn no_offers(snapshot: &Snapshot) -> String {
     }
     let unknown = snapshot.offers.iter().filter(|offer| offer.price.per_hour_micros.is_none());
     let unknown = unknown.count();
-    let refused = snapshot.refusals.iter().filter(|refusal| refusal.left_s() > 0.0).count();
+    let refused = snapshot.offers.iter().filter(|offer| snapshot.is_refused(offer)).count();
     format!(
         "none of {all} offers can be had: {unknown} have no known price, {refused} were refused lately, and no job that waits can run at the others"
     )

@@ -109,6 +109,16 @@ pub struct Snapshot {
     pub rented_most: usize,
 }
 
+impl Snapshot {
+    /// Whether the offer was refused lately.
+    fn is_refused(&self, offer: &Offer) -> bool {
+        self.refusals.iter().any(|refusal| {
+            let same = refusal.kind == offer.kind && refusal.zone == offer.zone;
+            same && refusal.spot == offer.spot && refusal.left_s() > 0.0
+        })
+    }
+}
+
 /// The time for which a budget is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Period {
@@ -416,12 +426,6 @@ fn there(snapshot: &Snapshot) -> There {
 
 /// The offers that can be had now, and at which a job that waits could run: with a known price, and not refused lately.
 fn usable(snapshot: &Snapshot) -> impl Iterator<Item = &Offer> {
-    let is_refused = |offer: &Offer| {
-        snapshot.refusals.iter().any(|refusal| {
-            let same = refusal.kind == offer.kind && refusal.zone == offer.zone;
-            same && refusal.spot == offer.spot && refusal.left_s() > 0.0
-        })
-    };
     let known = |offer: &&Offer| offer.price.per_hour_micros.is_some() && offer.cpus > 0;
     let predicted: BTreeSet<&String> =
         snapshot.jobs.iter().flat_map(|job| job.rented.keys()).collect();
@@ -434,7 +438,7 @@ fn usable(snapshot: &Snapshot) -> impl Iterator<Item = &Offer> {
                 may_go && has_room && job.rented.contains_key(&offer.kind)
             })
     };
-    let free = snapshot.offers.iter().filter(known).filter(move |offer| !is_refused(offer));
+    let free = snapshot.offers.iter().filter(known).filter(|offer| !snapshot.is_refused(offer));
     free.filter(takes_a_job).take(OFFERS_MOST)
 }
 

@@ -16,23 +16,22 @@ use perigee_model::{HostId, JobId, Problem, SiteId};
 use perigee_planner::offers::{close_all, idle_host};
 use perigee_planner::rent::Run;
 use perigee_planner::{
-    Cluster as Facts, HostFacts, JobFacts, LinkFacts, LinkForMoves, MoneyFacts, Prepared, Snapshot,
+    Cluster as Facts, HostFacts, JobFacts, LinkFacts, LinkForMoves, MeasuredHost, MoneyFacts,
+    Prepared, Snapshot,
 };
 use tokio::task::JoinSet;
 
 use super::Kind;
 use crate::cluster::renter::{Predicted, kind_key};
 use crate::cluster::{Cluster, capacity, capacity_of};
+use crate::planning::measured::{Known, digest as digest_of};
 use crate::planning::{digest, facts, links, prepare_record};
 use crate::records::JobRecord;
 
 /// Of so many kinds of jobs what they would take is read and predicted at one look. The others come at the next looks.
 const AT_ONCE_MAX: usize = 128;
 
-/// So many homes of volumes are asked at once.
-const ASKED_AT_ONCE: usize = 8;
-
-/// A home that does not answer in time is not waited for.
+/// A home that does not answer in time is not waited for. All are asked side by side, so none of them holds up a look for longer.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// What a job takes at most beside its command's timeout, in seconds: its boot.
@@ -68,8 +67,9 @@ pub async fn predict(
     let mut not_known = ways.assumed.clone();
     let later = asked.len().saturating_sub(AT_ONCE_MAX);
     if later > 0 {
-        not_known
-            .push(format!("what {later} kinds of jobs would take is predicted at the next looks"));
+        not_known.push(format!(
+            "what {later} kinds of jobs would take is predicted at the next looks, of which each predicts {AT_ONCE_MAX}"
+        ));
     }
     asked.truncate(AT_ONCE_MAX);
     let facts = read_facts(cluster, &asked).await;
@@ -102,25 +102,37 @@ pub async fn read_facts(
     cluster: &Arc<Cluster>,
     jobs: &[(String, Arc<JobRecord>)],
 ) -> Vec<(String, Result<Prepared, Problem>)> {
-    let mut facts = Vec::new();
-    for some in jobs.chunks(ASKED_AT_ONCE) {
-        let mut asked = JoinSet::new();
-        for (key, record) in some {
-            let (cluster, key, record) = (Arc::clone(cluster), key.clone(), Arc::clone(record));
-            asked.spawn(async move { (key, prepared(&cluster, &record).await) });
-        }
-        while let Some(read) = asked.join_next().await {
-            facts.extend(read);
-        }
-    }
-    facts
+    let asked = jobs.iter().map(|(key, record)| {
+        let (cluster, record) = (Arc::clone(cluster), Arc::clone(record));
+        (key.clone(), async move { prepare_record(&cluster, &record).await })
+    });
+    side_by_side(asked, ANSWER_MAX).await
 }
 
-async fn prepared(cluster: &Cluster, record: &JobRecord) -> Result<Prepared, Problem> {
-    tokio::time::timeout(ANSWER_MAX, prepare_record(cluster, record)).await.unwrap_or_else(|_| {
-        let why = format!("a home of its volumes has not answered for {} s", ANSWER_MAX.as_secs());
+/// The answers of all, which are asked at the same time, and waited for so long at most.
+async fn side_by_side<T, F>(
+    asked: impl IntoIterator<Item = (String, F)>,
+    max: Duration,
+) -> Vec<(String, Result<T, Problem>)>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Problem>> + Send + 'static,
+{
+    let late = move |_| {
+        let why = format!("a home of its volumes has not answered for {} s", max.as_secs());
         Err(Problem::unavailable("can't read its facts", why))
-    })
+    };
+    let mut under_way = JoinSet::new();
+    for (key, answer) in asked {
+        under_way.spawn(async move {
+            (key, tokio::time::timeout(max, answer).await.unwrap_or_else(late))
+        });
+    }
+    let mut answers = Vec::new();
+    while let Some(answer) = under_way.join_next().await {
+        answers.extend(answer);
+    }
+    answers
 }
 
 /// The same for jobs that take the same: those of one tenant that differ in their names and in what they may cost.
@@ -170,6 +182,7 @@ impl Ways {
             host.takes_jobs.hash(&mut from);
         }
         let (mut with_kinds, mut assumed) = (Vec::new(), Vec::new());
+        let measured = Known::of(cluster);
         let like = like(&cluster.rentals.all_alive(), &own);
         let mut closed = own.clone();
         let would_be = close_all(&mut closed);
@@ -177,7 +190,10 @@ impl Ways {
             let key = kind.key();
             (&key, &kind.site, kind.offer.cpus, kind.offer.memory_bytes).hash(&mut from);
             kind.offer.kvm.hash(&mut from);
-            let facts = with_one(&closed, &would_be, kind, like.get(&key), &mut assumed);
+            let like = like.get(&key);
+            let measured = measured.one_more(&key, like, &own);
+            digest_of(measured.as_deref()).hash(&mut from);
+            let facts = with_one(&closed, &would_be, kind, (like, measured), &mut assumed);
             with_kinds.push((key, facts));
         }
         assumed.sort();
@@ -249,11 +265,11 @@ fn with_one(
     closed: &Facts,
     id: &HostId,
     kind: &Kind,
-    like: Option<&HostFacts>,
+    (like, measured): (Option<&HostFacts>, Option<Arc<MeasuredHost>>),
     assumed: &mut Vec<String>,
 ) -> Facts {
     let mut all = closed.clone();
-    assume_links(&mut all, id, &kind.site, assumed);
+    assume_links(&mut all, (id, kind), measured.as_deref(), assumed);
     let offer = &kind.offer;
     let room = (capacity_of(offer.cpus, offer.memory_bytes).memory_bytes, RENT_DISK_DEFAULT_BYTES);
     all.hosts.push(HostFacts {
@@ -268,13 +284,19 @@ fn with_one(
             source: String::new(),
             as_of_unix_s: 0,
         })),
-        ..idle_host(id.clone(), kind.site.clone(), offer, room, like)
+        ..idle_host(id.clone(), kind.site.clone(), offer, room, (like, measured.as_deref()))
     });
     all
 }
 
-/// Where no link between the site and another one was measured, one that is as slow as the slowest between two sites is assumed.
-fn assume_links(all: &mut Facts, host: &HostId, site: &SiteId, assumed: &mut Vec<String>) {
+/// Where no link between the site and another one was measured, nor one of the kind, one that is as slow as the slowest between two sites is assumed.
+fn assume_links(
+    all: &mut Facts,
+    (host, kind): (&HostId, &Kind),
+    of_kind: Option<&MeasuredHost>,
+    assumed: &mut Vec<String>,
+) {
+    let site = &kind.site;
     let is_measured = |link: &&LinkFacts| link.probe.rate_bytes_per_s > 0;
     let measured: Vec<LinkFacts> = all.links.iter().filter(is_measured).cloned().collect();
     let between = measured.iter().filter(|link| link.from_site != link.to_site);
@@ -289,10 +311,20 @@ fn assume_links(all: &mut Facts, host: &HostId, site: &SiteId, assumed: &mut Vec
     for (other_site, other) in sites {
         let ends = [(site, host, &other_site, &other), (&other_site, &other, site, host)];
         for (from_site, from, to_site, to) in ends {
-            let is_known = measured
-                .iter()
-                .any(|link| link.from_site == *from_site && link.to_site == *to_site);
-            if is_known {
+            let is_it = |link: &LinkFacts| link.from_site == *from_site && link.to_site == *to_site;
+            let is_of_kind = |of_kind: &&MeasuredHost| {
+                let is_same_end = |link: &LinkFacts| (link.from == of_kind.host) == (from == host);
+                of_kind.links.iter().any(|link| is_it(link) && is_same_end(link))
+            };
+            if let Some(measured) = of_kind.filter(is_of_kind) {
+                assumed.push(format!(
+                    "the link of {} between sites {site} and {other_site} counts as {}",
+                    kind.key(),
+                    measured.source
+                ));
+                continue;
+            }
+            if measured.iter().any(is_it) {
                 continue;
             }
             assumed.push(format!(
@@ -309,6 +341,37 @@ fn assume_links(all: &mut Facts, host: &HostId, site: &SiteId, assumed: &mut Vec
                 blocks: None,
                 moves: LinkForMoves::default(),
             });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Barrier;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn all_homes_are_asked_at_the_same_time_and_one_that_hangs_holds_up_none_of_the_others() {
+        let all = Arc::new(Barrier::new(AT_ONCE_MAX));
+        let asked = (0..AT_ONCE_MAX).map(|number| {
+            let all = Arc::clone(&all);
+            // None of them answers before each one was asked.
+            (number.to_string(), async move { Ok(all.wait().await.is_leader()) })
+        });
+        let answers = side_by_side(asked, crate::tests::PATIENCE).await;
+        assert!(answers.len() == AT_ONCE_MAX && answers.iter().all(|(_, answer)| answer.is_ok()));
+        let asked = ["hangs", "answers"].map(|name| {
+            let answer = async move {
+                if name == "hangs" {
+                    std::future::pending::<()>().await;
+                }
+                Ok(())
+            };
+            (name.to_owned(), answer)
+        });
+        for (name, answer) in side_by_side(asked, Duration::from_millis(50)).await {
+            assert_eq!(answer.is_err(), name == "hangs", "{answer:?}");
         }
     }
 }

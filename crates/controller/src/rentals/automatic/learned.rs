@@ -1,10 +1,10 @@
 //! What past rentals have shown: how long the starts of a kind take, how long its spot hosts stay, and where it was refused. All of it is in the
 //! rentals' records, of which there are at most [`perigee_model::limits::RENTALS`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use perigee_model::rental::states::RentalState;
-use perigee_model::rental::{EndedBy, HostFound, Rental};
+use perigee_model::rental::{EndedBy, HostFound, Offer, Rental};
 use perigee_model::renting::LearnedStart;
 use perigee_model::units::format_seconds;
 use perigee_planner::rent::{REFUSED_S, Refusal, Start, refused_for_s};
@@ -163,6 +163,75 @@ pub fn refusals(rentals: &[Rental], age_ms: impl Fn(u64) -> u64) -> Vec<Refusal>
     places.into_iter().filter_map(refused).collect()
 }
 
+/// Where requests would fail for want of a quota that is used up: at all of the offers whose CPUs count in it, and that have as many of them as what was
+/// refused since something as large has started. `quota_of`: the quota in which a provider's kind counts, if the provider can tell.
+pub fn over_quota(
+    rentals: &[Rental],
+    offers: &[(String, Offer)],
+    quota_of: impl Fn(&str, &str) -> Option<String>,
+    age_ms: impl Fn(u64) -> u64,
+) -> Vec<Refusal> {
+    let is_over = |rental: &Rental| {
+        let refused = rental.refused.as_ref()?;
+        Some((rental.provider.clone(), refused.quota.clone()?, refused.spot))
+    };
+    let used_up: BTreeSet<_> = rentals.iter().filter_map(is_over).collect();
+    if used_up.is_empty() {
+        return Vec::new();
+    }
+    let mut all: Vec<&Rental> = rentals.iter().collect();
+    newest_first(&mut all, &age_ms);
+    let mut known: BTreeMap<_, Option<(f64, u32)>> = BTreeMap::new();
+    let mut refusals = Vec::new();
+    for (provider, offer) in offers {
+        let Some(quota) = quota_of(provider, &offer.kind) else { continue };
+        let key = (provider.clone(), quota, offer.spot);
+        if !used_up.contains(&key) {
+            continue;
+        }
+        let (_, quota, _) = &key;
+        let entry = known.entry((key.clone(), offer.cpus));
+        let refused = entry.or_insert_with(|| {
+            let counts = |one: &&&Rental| {
+                (&one.provider, one.offer.spot) == (provider, offer.spot)
+                    && quota_of(provider, &one.offer.kind).as_ref() == Some(quota)
+            };
+            refused_by_quota(all.iter().filter(counts).copied(), offer, quota, &age_ms)
+        });
+        refusals.extend(refused.map(|(ago_s, times)| Refusal {
+            kind: kind_key(provider, &offer.kind),
+            zone: offer.zone.clone(),
+            spot: offer.spot,
+            ago_s,
+            times,
+        }));
+    }
+    refusals
+}
+
+/// How long ago the last request was refused because of the quota, and how many were in a row. The newest one is the first.
+fn refused_by_quota<'a>(
+    rentals: impl Iterator<Item = &'a Rental>,
+    offer: &Offer,
+    quota: &str,
+    age_ms: impl Fn(u64) -> u64,
+) -> Option<(f64, u32)> {
+    let has_started = |one: &&Rental| went_well(one) == Some(true) && one.offer.cpus >= offer.cpus;
+    let since = rentals.take_while(|one| !has_started(one));
+    let refused = since.filter_map(|one| one.refused.as_ref());
+    let refused =
+        refused.filter(|one| one.quota.as_deref() == Some(quota) && one.cpus <= offer.cpus);
+    in_a_row(refused.map(|one| age_ms(one.at_ms) as f64 / 1e3))
+}
+
+/// Of what failed so many seconds ago, the newest first: how long ago the last time was, and how many there were. Several that were asked for together
+/// are one.
+fn in_a_row(ages_s: impl Iterator<Item = f64>) -> Option<(f64, u32)> {
+    let mut ages_s: Vec<f64> = ages_s.collect();
+    ages_s.dedup_by(|older, newer| *older - *newer < REFUSED_S);
+    Some((*ages_s.first()?, u32::try_from(ages_s.len()).unwrap_or(u32::MAX)))
+}
+
 /// The providers that do not let the account ask for anything, each with what is said of that: nothing else is asked of them for a while, twice as long
 /// after each further time.
 pub fn not_allowed(rentals: &[Rental], age_ms: impl Fn(u64) -> u64) -> BTreeMap<String, String> {
@@ -173,12 +242,8 @@ pub fn not_allowed(rentals: &[Rental], age_ms: impl Fn(u64) -> u64) -> BTreeMap<
     let barred = |(provider, mut all): (&str, Vec<&Rental>)| {
         newest_first(&mut all, &age_ms);
         let no = all.iter().take_while(|rental| rental.ended_by == Some(EndedBy::NotAllowed));
-        let mut ages_s: Vec<f64> =
-            no.map(|rental| age_ms(failed_ms(rental)) as f64 / 1e3).collect();
-        // Several that were asked for together are one.
-        ages_s.dedup_by(|older, newer| *older - *newer < REFUSED_S);
-        let left_s =
-            refused_for_s(u32::try_from(ages_s.len()).unwrap_or(u32::MAX)) - ages_s.first()?;
+        let (ago_s, times) = in_a_row(no.map(|rental| age_ms(failed_ms(rental)) as f64 / 1e3))?;
+        let left_s = refused_for_s(times) - ago_s;
         let why = all.first()?.ends_because.clone().unwrap_or_default();
         let says = format!("{why}: it is asked for a host again in {}", format_seconds(left_s));
         (left_s > 0.0).then(|| (provider.to_owned(), says))
@@ -314,6 +379,51 @@ mod tests {
         assert!(at(800, &again).is_some() && at(911, &again).is_none(), "twice as long");
         let good = [no(1, 0), Rental { first_job_ms: Some(7), ..started(2, 5, 10) }];
         assert_eq!(at(20, &good), None);
+    }
+
+    #[test]
+    fn a_quota_that_is_used_up_holds_for_all_kinds_and_zones_that_count_in_it_and_are_as_large() {
+        let offer = |kind: &str, zone: &str, cpus: u32, spot: bool| {
+            let offer = crate::tests::rental("rent-1").offer;
+            let (kind, zone) = (kind.to_owned(), zone.to_owned());
+            ("lab".to_owned(), Offer { kind, zone, cpus, spot, ..offer })
+        };
+        let offers = [
+            offer("m1", "a", 4, false),
+            offer("m2", "b", 8, false),
+            offer("m0", "b", 2, false),
+            offer("m2", "b", 8, true),
+            offer("g1", "b", 8, false),
+        ];
+        let refused = |number: u64, at_s: u64, cpus: u32| {
+            let mut no = rental(number, &[(RentalState::Wanted, at_s), (RentalState::Gone, at_s)]);
+            no.end(EndedBy::Refused, "over the account's quota");
+            no.refused = Some(perigee_model::rental::OfferRefused {
+                kind: "m1".to_owned(),
+                zone: "a".to_owned(),
+                spot: false,
+                why: String::new(),
+                at_ms: at_s * SECOND,
+                quota: Some("m".to_owned()),
+                cpus,
+            });
+            no
+        };
+        let quota_of = |_: &str, kind: &str| Some(kind[..1].to_owned());
+        let at = |now_s: u64, all: &[Rental]| {
+            let over = over_quota(all, &offers, quota_of, |at_ms| now_s * SECOND - at_ms);
+            let of = |one: Refusal| (one.kind, one.ago_s, one.times);
+            over.into_iter().map(of).collect::<Vec<_>>()
+        };
+        let both = |ago_s, times| ["lab/m1", "lab/m2"].map(|kind| (kind.to_owned(), ago_s, times));
+        assert_eq!(at(100, &[refused(1, 90, 4)]), both(10.0, 1));
+        assert_eq!(at(100, &[refused(1, 89, 4), refused(2, 90, 4)]), both(10.0, 1), "together");
+        assert_eq!(at(500, &[refused(1, 90, 4), refused(2, 490, 4)]), both(10.0, 2));
+        // Something as large has started since: of the larger kind nothing new is known.
+        let since = [refused(1, 90, 4), Rental { first_job_ms: Some(7), ..started(2, 95, 1) }];
+        assert_eq!(at(100, &since), [("lab/m2".to_owned(), 10.0, 1)]);
+        let unknown = |_: &str, _: &str| None;
+        assert!(over_quota(&[refused(1, 90, 4)], &offers, unknown, |_| 1).is_empty());
     }
 
     #[test]

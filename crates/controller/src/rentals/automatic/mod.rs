@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use perigee_model::auto_mode::AutoMode;
-use perigee_model::limits::RENTED_MOST;
+use perigee_model::limits::{MONEY_MICROS, RENTED_MOST};
 use perigee_model::renting::{LearnedStart, RentSettings, Renting, SetRenting};
 use perigee_model::{JobId, Problem, RentalId};
 use perigee_planner::rent::{JOBS_MOST, Period, Snapshot, decide};
@@ -52,10 +52,12 @@ struct Memory {
 /// `PUT /renting`: what an admin says from now on.
 ///
 /// # Errors
-/// `Invalid` for more hosts at once than the limit allows; if the store fails.
+/// `Invalid` for more hosts at once, or more money, than the limits allow; if the store fails.
 pub async fn set_renting(cluster: &Cluster, ask: SetRenting) -> Result<Renting, Problem> {
     let what = "can't set how hosts are rented";
     ask.most.map(|most| RENTED_MOST.check(most)).transpose().map_err(|e| e.problem(what))?;
+    let costs = ask.waiting_costs_per_hour.unwrap_or_default();
+    MONEY_MICROS.check(costs.micros).map_err(|e| e.problem(what))?;
     let _turn = cluster.renter.turn.lock().await;
     cluster.renter.set(&cluster.records, ask).await?;
     Ok(cluster.renter.shown())
@@ -93,7 +95,10 @@ async fn look(cluster: &Arc<Cluster>, memory: &mut Memory) -> Result<String, Pro
     cluster.renter.set_basis(Arc::clone(&basis));
     renting::note_uses(cluster, settings);
     let snapshot = renting::snapshot(cluster, &basis);
-    let decided = decide(&snapshot);
+    // Of 2,000 jobs that takes long.
+    let decided = tokio::task::spawn_blocking(move || (decide(&snapshot), snapshot)).await;
+    let (decided, snapshot) =
+        decided.map_err(|e| Problem::internal("can't decide whether a host is rented", e))?;
     let nothing_because = why_nothing(cluster, settings, &snapshot, &decided.no_more_because);
     let carried = carry::out(cluster, memory, settings, decided.decisions).await;
     let rents = carried.decisions.iter().any(carry::is_rent);
@@ -178,6 +183,10 @@ async fn gather(
     let starts = learned::starts(&rentals, now_ms());
     let mut refusals = learned::refusals(&rentals, age_ms);
     refusals.extend(memory.failed.refusals(age_ms));
+    let quota_of = |provider: &str, kind: &str| {
+        cluster.settings.renting.provider(provider).ok()?.quota_of(kind)
+    };
+    refusals.extend(learned::over_quota(&rentals, &offers, quota_of, age_ms));
     let mut not_known = memory.market.not_known();
     not_known
         .extend(barred.into_iter().map(|(provider, why)| format!("provider {provider}: {why}")));

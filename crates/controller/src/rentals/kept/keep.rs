@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use futures_util::future::join_all;
 use perigee_cloud::{CloudErrorKind, Provider, Snapshots};
 use perigee_model::kept::{
     KEPT_MAX_S, KeptDisk, KeptEvent, KeptKnown, KeptState, KeptStep, NewSnapshot, Snapshot,
@@ -13,16 +12,20 @@ use perigee_model::kept::{
 };
 use perigee_model::money::Money;
 use perigee_model::rental::states::RentalState;
-use perigee_model::{Problem, RentalId};
+use perigee_model::replica::Replica;
+use perigee_model::{HostId, Problem, RentalId};
 use perigee_planner::rent::keep;
 
-use super::super::compare::Rounds;
+use super::super::compare::{Rounds, with_each};
 use super::super::{cluster_id, within};
 use super::{is_up, pool, record, replicas_of, worth};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::tasks::Task;
-use crate::records::{KEPT_DISKS, KeptUse, Owned, is_late, kept_disk_key, kept_use_key};
+use crate::records::{
+    KEPT_DISKS, KeptUse, Owned, RentalIntent, is_late, kept_disk_key, kept_use_key,
+    rental_intent_key,
+};
 use crate::storage::replicas::{self, ReplicaRecord};
 
 /// A list with more than this is no list.
@@ -61,10 +64,11 @@ struct List {
 
 /// Keeps disks, and ends them. It does not end.
 pub async fn run(cluster: Arc<Cluster>, task: Task) {
-    let (providers, rounds) = (cluster.settings.renting.providers.clone(), Rounds::default());
-    let all = providers.iter().map(|provider| keep_at(&cluster, &task, &rounds, provider));
-    join_all(all).await;
-    std::future::pending().await
+    let (cluster, task) = (&cluster, &task);
+    with_each(cluster, |rounds, provider| async move {
+        keep_at(cluster, task, &rounds, &provider).await;
+    })
+    .await;
 }
 
 async fn keep_at(
@@ -146,7 +150,7 @@ async fn end_unasked(cluster: &Arc<Cluster>, alive: &[&KeptDisk]) -> Result<(), 
             continue;
         };
         let replicas = replicas_of(cluster, &kept.value).await?;
-        if let Some(why) = why_not_made(cluster, &kept.value, &replicas) {
+        if let Some(why) = why_not_made(cluster, &kept.value, &replicas).await? {
             take(cluster, &mut kept, KeptEvent::Ends, why).await?;
         }
     }
@@ -154,16 +158,48 @@ async fn end_unasked(cluster: &Arc<Cluster>, alive: &[&KeptDisk]) -> Result<(), 
 }
 
 /// Why one that is not kept yet is not wanted any more.
-fn why_not_made(cluster: &Cluster, kept: &KeptDisk, replicas: &[ReplicaRecord]) -> Option<String> {
+async fn why_not_made(
+    cluster: &Cluster,
+    kept: &KeptDisk,
+    replicas: &[ReplicaRecord],
+) -> Result<Option<String>, Problem> {
     let rental = cluster.rentals.get(&kept.id);
-    let drains = rental.is_some_and(|one| one.state == RentalState::Draining);
+    let intent = rental_intent_key(&kept.id);
+    let intent: RentalIntent = cluster.records.read(&intent).await?.unwrap_or_default();
+    // Whoever ends it at once waits for nothing, and gives up what only the host has.
+    let drains = rental.is_some_and(|one| one.state == RentalState::Draining) && !intent.now;
     let because = match () {
         () if replicas.is_empty() => Some("its replicas were dropped"),
         () if kept.state == KeptState::Wanted && !drains => Some("its host has ended before"),
         () if is_late(kept, |ms| cluster.clock.age_ms(ms)) => Some("it took too long"),
         () => None,
     };
-    because.map(str::to_owned)
+    Ok(because.map(str::to_owned))
+}
+
+/// Drops what a host has of replicas that nobody wants any more since its disk was kept. Otherwise no volume that has the name of such a one now could
+/// have a replica there, and nobody would ever drop it.
+async fn drop_unwanted(cluster: &Cluster, kept: &KeptDisk, user: &RentalId) -> Result<(), Problem> {
+    let host = HostId::new(user.as_str()).ok().and_then(|host| cluster.hosts.get(&host).ok());
+    // One that is gone has nothing.
+    let Some(host) = host else { return Ok(()) };
+    let replicas = replicas::list(cluster).await?;
+    for volume in &kept.volumes {
+        // A replica of another volume with this name has no complete point: what is here is in its way.
+        let is_wanted = |one: &Replica| {
+            (&one.volume, &one.site) == (volume, &kept.site)
+                && [&kept.host, &host.id].contains(&&one.host)
+                && one.complete_ms.is_some()
+                && !one.stopping
+        };
+        if !replicas.iter().any(is_wanted) {
+            tracing::info!(
+                "what host {user} has of a replica of volume {volume} is dropped: nobody wants it"
+            );
+            host.volume.delete(&format!("/v1/volumes/{volume}/replica")).await?;
+        }
+    }
+    Ok(())
 }
 
 async fn list(cluster: &Cluster, name: &str, snapshots: &dyn Snapshots) -> Result<List, Problem> {
@@ -314,7 +350,7 @@ impl Run<'_> {
         let cluster = self.cluster;
         let replicas = replicas_of(cluster, kept).await?;
         match kept.state {
-            KeptState::Wanted | KeptState::Asked => Ok(why_not_made(cluster, kept, &replicas)),
+            KeptState::Wanted | KeptState::Asked => why_not_made(cluster, kept, &replicas).await,
             KeptState::Kept => self.why_kept_no_more(kept, &replicas).await,
             KeptState::Ending | KeptState::Gone => Ok(None),
         }
@@ -337,15 +373,15 @@ impl Run<'_> {
             let joined = rental.as_ref().is_some_and(|one| one.joined_ms.is_some());
             let made = rental.as_ref().is_some_and(|one| one.instance.is_some());
             let may_come = rental.is_some_and(|one| !one.state.is_over());
-            if is_left && (joined || may_come) {
-                return Ok(Some(format!("its replicas are at host {user}")));
+            if joined && (is_left || !may_come) {
+                drop_unwanted(cluster, kept, user).await?;
+                let why =
+                    if is_left { "its replicas are at host" } else { "what it had was at host" };
+                return Ok(Some(format!("{why} {user}")));
             }
             if may_come {
                 // It is about to join, or its replicas are about to be there.
                 return Ok(None);
-            }
-            if joined {
-                return Ok(Some(format!("host {user} had it")));
             }
             // A provider that refuses a host says nothing of the disk.
             let failed = used.failed + u32::from(made);

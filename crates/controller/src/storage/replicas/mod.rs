@@ -54,6 +54,13 @@ pub struct ReplicaRecord {
     pub held: Option<RentalId>,
 }
 
+impl ReplicaRecord {
+    /// One of which nothing was seen yet but this.
+    pub fn new(view: Replica) -> Self {
+        Self { view, home: None, tenure: None, in_use: None, from_nbd_addr: None, held: None }
+    }
+}
+
 const INTENTS: &str = "intents/replicas/";
 
 fn intents_of(volume: &VolumeName) -> String {

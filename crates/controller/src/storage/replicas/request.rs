@@ -52,14 +52,7 @@ pub async fn replicate(
         kept: None,
         problem: String::new(),
     };
-    let record = ReplicaRecord {
-        view,
-        home: None,
-        tenure: None,
-        in_use: None,
-        from_nbd_addr: None,
-        held: None,
-    };
+    let record = ReplicaRecord::new(view);
     let intent = ReplicaIntent {
         volume: volume.clone(),
         site: ask.to.clone(),

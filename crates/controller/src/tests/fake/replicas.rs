@@ -35,6 +35,8 @@ pub struct Replicas {
     /// What is kept as images.
     pub lost: Vec<Tenure>,
     pub pins: BTreeMap<VolumeName, ReplicaPin>,
+    /// The volumes of which it has dropped a replica.
+    pub dropped: Vec<VolumeName>,
 }
 
 pub fn point(number: u64) -> ReplicaPoint {
@@ -75,8 +77,10 @@ async fn replica(State(inside): Shared, Path(volume): Path<VolumeName>) -> Reply
     Ok(Json(VolumeReplica { volume, tenure, layers: points.len() as u64, points }))
 }
 
-async fn drop_replica(State(inside): Shared) -> Reply<()> {
-    inside.lock().expect("lock").replicas.points.clear();
+async fn drop_replica(State(inside): Shared, Path(volume): Path<VolumeName>) -> Reply<()> {
+    let replicas = &mut inside.lock().expect("lock").replicas;
+    replicas.points.clear();
+    replicas.dropped.push(volume);
     Ok(Json(()))
 }
 

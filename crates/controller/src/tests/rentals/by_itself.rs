@@ -259,6 +259,26 @@ async fn what_was_refused_is_rented_elsewhere() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_a_quota_is_used_up_no_other_kind_or_zone_that_counts_in_it_is_asked_for() {
+    let rented = ByItself::up(BUDGET).await;
+    rented.double.inside().quota = Some("standard".to_owned());
+    rented.double.inside().does = [Does::Refuses(CloudErrorKind::Quota); 3].into();
+    rented.set(AutoMode::On, 1).await;
+    rented.submit(Some(100)).await;
+    let asked = || {
+        let asked = rented.double.inside().asked.clone();
+        asked.into_iter().map(|new| (new.zone, new.spot)).collect::<BTreeSet<_>>()
+    };
+    // Spot hosts have a quota of their own.
+    wait_for("two requests", async || (asked().len() == 2).then_some(())).await;
+    rented.looks(5).await;
+    let both: BTreeSet<(String, bool)> = [false, true].map(|spot| ("a".to_owned(), spot)).into();
+    assert_eq!(asked(), both);
+    assert_eq!(rented.double.inside().asked.len(), 2);
+    rented.lab.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_provider_that_does_not_answer_gives_nothing_back_and_a_person_s_host_stays() {
     let rented = ByItself::up(BUDGET).await;
     rented.set(AutoMode::On, 4).await;

@@ -87,6 +87,10 @@ pub struct Inside {
     pub notices: Vec<Notice>,
     /// It does not say what it offers while that is so.
     pub hangs_offers: bool,
+    /// The controller's own part of it panics when it is asked what it offers.
+    pub panics_at_offers: bool,
+    /// The quota in which all of its kinds count.
+    pub quota: Option<String>,
     /// Its prices are so old.
     pub offered_days_ago: u64,
     /// How old they may be, in seconds; `None`: as by default.
@@ -275,6 +279,10 @@ impl Provider for Double {
         self.inside().price_age_max_s.unwrap_or(PRICE_AGE_S_DEFAULT)
     }
 
+    fn quota_of(&self, _: &str) -> Option<String> {
+        self.inside().quota.clone()
+    }
+
     fn offers(&self) -> BoxFuture<'_, Result<Vec<Offer>, CloudError>> {
         let mut unknown = offer("unknown", "a", false);
         unknown.price.per_hour_micros = None;
@@ -293,7 +301,9 @@ impl Provider for Double {
         let age_s = self.inside().offered_days_ago * 86_400;
         all.iter_mut().for_each(|offer| offer.price.as_of_unix_s -= age_s);
         let hides = self.inside().hides_offers;
+        let panics = self.inside().panics_at_offers;
         async move {
+            assert!(!panics, "as the test says");
             while self.inside().hangs_offers {
                 tokio::time::sleep(LATE).await;
             }

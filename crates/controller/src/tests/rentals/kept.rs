@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use perigee_cloud::{CloudError, Snapshots};
-use perigee_model::SiteId;
+use perigee_model::drain::DrainHost;
 use perigee_model::job::NewVolume;
 use perigee_model::kept::{
     KeptDisk, KeptState, NewSnapshot, Snapshot, SnapshotPrice, SnapshotState,
@@ -14,9 +14,11 @@ use perigee_model::money::PRICE_AGE_S_DEFAULT;
 use perigee_model::replica::{Replica, ReplicateVolume};
 use perigee_model::units::format_time;
 use perigee_model::volume::VolumeSource;
+use perigee_model::{SiteId, VolumeName};
 
 use super::double::fails;
 use super::*;
+use crate::drain;
 use crate::records::{KeptUse, kept_disk_key, kept_use_key};
 use crate::storage::{replicas, volumes};
 use crate::tests::data_volume;
@@ -160,30 +162,40 @@ impl Kept {
         let home = FakeHost::start("home1", "home").await;
         let registered = hosts::register(&rented.cluster, &home.id, home.addresses.clone());
         registered.await.expect("it registers");
-        let new = NewVolume {
-            name: data_volume(),
-            host: Some(home.id.clone()),
-            size_bytes: Some(1 << 30),
-            source: VolumeSource::Empty,
-            leave_site: Default::default(),
-        };
-        volumes::create(&rented.cluster, new).await.expect("create");
         rented.rent("rent-1").await;
         rented.wait_for_state("rent-1", RentalState::Starting).await;
         let first = rented.join("rent-1").await;
         first.inside().pool_free_bytes = Some(1 << 40);
         rented.wait_for_state("rent-1", RentalState::Joined).await;
-        let to = SiteId::new("lab").expect("a name");
-        let ask = ReplicateVolume { to, every_s: 3600, keep: 1 };
-        replicas::replicate(&rented.cluster, &data_volume(), &ask).await.expect("a replica");
         let up = Self { rented, home, first };
-        let shown = async || up.replica().await.filter(|one| one.behind_bytes.is_some());
-        wait_for("the first round", shown).await;
+        up.replicate(&data_volume()).await;
         up
     }
 
+    /// A new volume at its home, with a complete replica.
+    async fn replicate(&self, name: &VolumeName) {
+        let cluster = &self.rented.cluster;
+        let new = NewVolume {
+            name: name.clone(),
+            host: Some(self.home.id.clone()),
+            size_bytes: Some(1 << 30),
+            source: VolumeSource::Empty,
+            leave_site: Default::default(),
+        };
+        volumes::create(cluster, new).await.expect("create");
+        let to = SiteId::new("lab").expect("a name");
+        let ask = ReplicateVolume { to, every_s: 3600, keep: 1 };
+        replicas::replicate(cluster, name, &ask).await.expect("a replica");
+        let shown = async || self.replica_of(name).await.filter(|one| one.behind_bytes.is_some());
+        wait_for("the first round", shown).await;
+    }
+
+    async fn replica_of(&self, volume: &VolumeName) -> Option<Replica> {
+        replicas::of_volume(&self.rented.cluster, volume).await.ok()?.pop()
+    }
+
     pub async fn replica(&self) -> Option<Replica> {
-        replicas::of_volume(&self.rented.cluster, &data_volume()).await.ok()?.pop()
+        self.replica_of(&data_volume()).await
     }
 
     pub async fn disk(&self) -> Option<KeptDisk> {
@@ -355,6 +367,62 @@ async fn a_replica_that_is_dropped_ends_what_is_kept_of_it() {
     assert!(gone.why.contains("dropped"), "{gone:?}");
     let is_free = async || kept.home.inside().replicas.pins.is_empty().then_some(());
     wait_for("its home to keep nothing for it", is_free).await;
+}
+
+/// No volume with the name of the dropped one could have a replica there.
+#[tokio::test]
+async fn what_a_kept_disk_has_of_a_replica_that_was_dropped_meanwhile_is_dropped_at_the_next_host()
+{
+    let kept = Kept::up().await;
+    let other = VolumeName::new("other").expect("a name");
+    kept.replicate(&other).await;
+    kept.give_back().await;
+    let disk = kept.wait_for_disk(KeptState::Kept).await;
+    assert_eq!(disk.volumes.len(), 2, "{disk:?}");
+    let site = SiteId::new("lab").expect("a name");
+    replicas::stop(&kept.rented.cluster, &other, &site).await.expect("it is dropped");
+    let is_over = async || kept.replica_of(&other).await.is_none().then_some(());
+    wait_for("the other replica to be dropped", is_over).await;
+    kept.rented.rent("rent-2").await;
+    kept.rented.wait_for_state("rent-2", RentalState::Starting).await;
+    let second = kept.joins("rent-2").await;
+    kept.nothing_is_left().await;
+    assert_eq!(second.inside().replicas.dropped, [other]);
+    assert!(kept.first.inside().replicas.dropped.is_empty());
+}
+
+#[tokio::test]
+async fn a_host_that_is_ended_at_once_has_no_snapshot_begun() {
+    let kept = Kept::up().await;
+    let cluster = &kept.rented.cluster;
+    // It is empty before it is given back.
+    let ask = DrainHost { dry_run: false };
+    drain::drain(cluster, &kept.first.id, "ann".to_owned(), ask).await.expect("it is drained");
+    kept.rented.end("rent-1", true).await;
+    kept.rented.goes_down_with_instance(&kept.first).await;
+    kept.rented.wait_for_state("rent-1", RentalState::Gone).await;
+    kept.has_compared().await;
+    assert_eq!(kept.disk().await.map(|kept| kept.why), None);
+    assert!(kept.rented.double.inside().disks.asked.is_empty());
+}
+
+#[tokio::test]
+async fn a_replica_whose_host_was_given_back_long_ago_is_made_anew_at_the_next_host() {
+    let kept = Kept::up().await;
+    kept.rented.double.inside().disks.price = None;
+    kept.give_back().await;
+    // A rental's record is kept for 31 days.
+    kept.rented.cluster.clock.pretend_passed(Duration::from_secs(40 * 86_400));
+    kept.rented.has_looked().await;
+    assert_eq!(kept.rented.get("rent-1").state, RentalState::Gone, "it is not forgotten");
+    assert_eq!(kept.replica().await.expect("the replica").host, kept.first.id);
+    let other = kept.joins("lab2").await;
+    kept.wait_for_replica_at(&other).await;
+    let is_forgotten = async || {
+        let rental = rentals::get(&kept.rented.cluster, &id("rent-1"));
+        rental.is_err().then_some(())
+    };
+    wait_for("the rental to be forgotten", is_forgotten).await;
 }
 
 #[tokio::test]

@@ -1,9 +1,18 @@
-//! The first rented host of each kind is measured by itself.
+//! The first rented host of each kind is measured by itself, and what was measured enters predictions.
 
-use perigee_model::measurement::{HostMeasurement, MeasureHost, MeasurementState};
+use perigee_model::job::{Access, JobSpec, NewVolume, Start};
+use perigee_model::job_plan::RentOption;
+use perigee_model::measurement::{
+    HostMeasurement, MeasureHost, MeasurementState, NetworkFigures, RentedKind,
+};
+use perigee_model::plan::Way;
+use perigee_model::volume::VolumeSource;
 
 use super::*;
 use crate::measuring;
+use crate::planning::renting::{Kind, predict};
+use crate::storage::volumes;
+use crate::tests::{data_volume, spec};
 
 /// Another host than a rented one.
 async fn own_host(rented: &Rented, name: &str, site: &str) -> FakeHost {
@@ -72,5 +81,75 @@ async fn a_vm_that_comes_to_the_other_host_ends_that() {
     persistent::create(&rented.cluster, vm, "ann".to_owned()).await.expect("a VM");
     let off = |view: &HostMeasurement| view.state == MeasurementState::CalledOff;
     measured(&rented, &host, "its end", off).await;
+    rented.supervisor.stop().await;
+}
+
+/// What the rental's host has shown: that `home1` is 16 ms away, and how fast its data come.
+fn shows(rented: &Rented, from_bytes_per_s: u64) {
+    let link = NetworkFigures {
+        with: HostId::new("home1").expect("a name"),
+        site: "home".parse().expect("a name"),
+        rtt_ms: Some(16.0),
+        to_bytes_per_s: Some(from_bytes_per_s),
+        from_bytes_per_s: Some(from_bytes_per_s),
+        to_streams_bytes_per_s: None,
+        from_streams_bytes_per_s: None,
+        problem: String::new(),
+    };
+    rented.cluster.measurements.note_kind(HostMeasurement {
+        host: HostId::new("rent-1").expect("a name"),
+        kind: Some(RentedKind { provider: "lab".to_owned(), kind: "m1".to_owned() }),
+        state: MeasurementState::Done,
+        now: String::new(),
+        by: "ann".to_owned(),
+        begun_ms: now_ms(),
+        ended_ms: Some(now_ms()),
+        length_s: 3,
+        networks: vec![link],
+        disks: Vec::new(),
+    });
+}
+
+#[tokio::test]
+async fn a_plan_and_the_rule_predict_a_kind_by_the_links_that_were_measured_of_it() {
+    let rented = Rented::up(TIMING).await;
+    let home = own_host(&rented, "home1", "home").await;
+    let new = NewVolume {
+        name: data_volume(),
+        host: Some(home.id.clone()),
+        size_bytes: Some(1 << 30),
+        source: VolumeSource::Empty,
+        leave_site: Default::default(),
+    };
+    volumes::create(&rented.cluster, new).await.expect("create");
+    // Its site is known from then on.
+    rented.rent("rent-1").await;
+    rented.wait_for_state("rent-1", RentalState::Starting).await;
+    let job = JobSpec { start: Start::Anywhere, ..spec(Access::Read) };
+    let plan = async || rentals::plan(&rented.cluster, &job).await.expect("a plan");
+    let offer = double::offer("m1", "a", false);
+    let site = rented.get("rent-1").site;
+    let kinds = [Kind { provider: "lab".to_owned(), offer, site }];
+    let assumed = async || predict(&rented.cluster, &[], &kinds).await.1.join("; ");
+    let before = plan().await;
+    let unknown = "not known how far home1 is from site lab";
+    let is_unknown = before.not_considered.iter().any(|one| one.why.contains(unknown));
+    assert!(is_unknown && before.rented.is_empty(), "{before:?}");
+    assert!(assumed().await.contains("was not measured"), "{}", assumed().await);
+
+    let measured = async |rate| {
+        shows(&rented, rate);
+        let remote = |one: &RentOption| one.way == Way::Remote && one.kind == "m1";
+        plan().await.rented.into_iter().find(remote).expect("it is predicted")
+    };
+    // The volume has 100 MiB.
+    let (fast, slow) = (measured(100 << 20).await, measured(1 << 20).await);
+    assert!(slow.total.expected_s > fast.total.expected_s + 90.0, "{slow:?} after {fast:?}");
+    assert!(slow.reason.contains("links as measured on m1 "), "{slow:?}");
+    let (says, known) = (
+        "the link of lab/m1 between sites lab and home counts as measured on m1 ",
+        assumed().await,
+    );
+    assert!(known.starts_with(says) && !known.contains("was not measured"), "{known}");
     rented.supervisor.stop().await;
 }

@@ -242,6 +242,48 @@ async fn a_provider_that_does_not_answer_is_named_and_its_late_answer_serves_the
 }
 
 #[tokio::test]
+async fn a_panic_while_a_provider_is_asked_is_said_and_it_is_asked_again() {
+    let rented = Rented::up(TIMING).await;
+    rented.joined("rent-1").await;
+    rented.double.inside().panics_at_offers = true;
+    let says = async || {
+        let plan = rented.plan(&anywhere()).await;
+        let not = plan.not_considered.iter().find(|one| one.kind.is_none())?;
+        Some(not.why.clone())
+    };
+    let why = wait_for("a plan without its answer", says).await;
+    assert_eq!(why, "the controller has failed to ask: as the test says");
+    rented.double.inside().panics_at_offers = false;
+    let answered = async || {
+        let plan = rented.plan(&anywhere()).await;
+        (!plan.rented.is_empty()).then_some(())
+    };
+    wait_for("its answer", answered).await;
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
+async fn more_kinds_of_waiting_jobs_than_a_plan_predicts_make_the_wait_unknown_and_the_limit_is_named()
+ {
+    let rented = Rented::up(TIMING).await;
+    let host = rented.joined("rent-1").await;
+    let free = crate::cluster::capacity(&rented.cluster.hosts.report(&host.id).expect("a report"));
+    let all = JobSpec { memory_bytes: free.memory_bytes, ..anywhere() };
+    let of_kind = |number: usize| JobSpec { command: vec![format!("run-{number}")], ..all.clone() };
+    // One runs, and 33 wait.
+    for number in 0..34 {
+        jobs::submit(&rented.cluster, of_kind(number)).await.expect("a job");
+    }
+    let says = async || {
+        let wait = rented.plan(&all).await.waits.pop()?;
+        wait.why.contains("33 kinds of jobs").then_some(wait)
+    };
+    let wait = wait_for("33 jobs that wait", says).await;
+    assert!(wait.wait.is_none() && wait.why.contains("a plan predicts 32 of them"), "{wait:?}");
+    rented.supervisor.stop().await;
+}
+
+#[tokio::test]
 async fn a_plan_says_for_what_a_host_without_room_is_waited_for() {
     let rented = Rented::up(TIMING).await;
     let host = rented.joined("rent-1").await;
