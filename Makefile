@@ -3,7 +3,7 @@
 PERIGEE_SCALE ?= 0.05
 ROUNDS ?= 5
 
-.PHONY: setup build image demo demo-burst test alpine btrfs slurm faults soak fuzz lint bench experiments clean
+.PHONY: setup build package image demo demo-burst test test-packages alpine btrfs slurm faults soak fuzz lint bench experiments clean
 
 ## Install the Debian packages that are missing
 setup:
@@ -13,6 +13,10 @@ setup:
 build: setup
 	cargo build --release --locked --package perigee
 	cargo rustc --release --locked --package perigee-runner -- -C target-feature=+crt-static
+
+## The Debian package; prints where it is
+package: build
+	@scripts/package
 
 ## Build the golden image once; prints where it is
 image: setup
@@ -29,6 +33,10 @@ demo-burst: setup
 ## All tests: unit, property, and the whole system with QEMU
 test: setup
 	scripts/test
+
+## The package on three machines that systemd boots: from nothing to a job, a reboot, an upgrade under a VM, a purge; some minutes
+test-packages: build
+	scripts/test-packages
 
 ## Jobs and a VM in a cloud image without systemd, bash and glibc. Under emulation it boots too slowly for `make test`
 alpine: setup
@@ -82,11 +90,12 @@ fuzz:
 	    -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 || exit 1; \
 	done
 
-## Formatting, lints, the dependencies, the versions of the committed runs, and the file names and the picture of the crates
-## in ARCHITECTURE.md
+## Formatting, lints, the dependencies, the versions of the committed runs, how well systemd's units confine the daemons, and the file
+## names and the picture of the crates in ARCHITECTURE.md
 # A check of the fuzz targets links nothing, so libFuzzer itself is not compiled for it.
 lint: setup
 	scripts/check-architecture
+	scripts/check-units
 	scripts/check-runs
 	cargo fmt --all --check
 	PATH=$$(scripts/tools):$$PATH cargo deny --locked check bans licenses sources

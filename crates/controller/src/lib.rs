@@ -139,6 +139,7 @@ use cluster::rentals::Renting;
 use cluster::{Settings, Timing, Traffic};
 pub use guest::tars::{TarError, check_output};
 pub use guest::user_data;
+pub use jobs::runner_places;
 pub use store::directory::authority;
 use supervisor::Supervisor;
 pub use term::take_over;

@@ -27,6 +27,8 @@ mod kept_login;
 mod output;
 mod servers;
 mod terminal;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

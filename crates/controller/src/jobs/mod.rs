@@ -83,6 +83,7 @@ pub use log::PAGE_LINES_MAX;
 pub use log::read as log;
 pub use place::{job_of, number_of_root};
 pub use restart::{Fate, Loss, fate};
+pub use stage::runner_places;
 pub(crate) use stage::take_over;
 
 /// Checks a job, gives it a number, and records it as queued.

@@ -341,19 +341,26 @@ fn guest_network(network: &VmNetwork) -> Option<GuestNetwork> {
     }
 }
 
-/// The runner, a static program, is installed with `perigee`. In a build of its sources, it is where `scripts/golden-image`
-/// makes it.
-fn read_runner(cluster: &Cluster) -> Result<Vec<u8>, Problem> {
-    const NAME: &str = "perigee-runner";
+const RUNNER: &str = "perigee-runner";
+
+/// Where the runner, a static program, may be. It is installed with `perigee`; in a build of its sources, it is where
+/// `scripts/golden-image` makes it.
+pub fn runner_places() -> Vec<PathBuf> {
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.to_owned()));
     // Beside a debug build there may be one that is not static.
-    let near = beside.iter().flat_map(|dir| [dir.join("../release").join(NAME), dir.join(NAME)]);
+    let near =
+        beside.iter().flat_map(|dir| [dir.join("../release").join(RUNNER), dir.join(RUNNER)]);
+    near.chain([Path::new("/usr/lib/perigee").join(RUNNER)]).collect()
+}
+
+fn read_runner(cluster: &Cluster) -> Result<Vec<u8>, Problem> {
     let known = cluster.settings.runner.clone().into_iter();
-    let places: Vec<PathBuf> =
-        known.chain(near).chain([Path::new("/usr/lib/perigee").join(NAME)]).collect();
+    let places: Vec<PathBuf> = known.chain(runner_places()).collect();
     let found = places.iter().find_map(|path| std::fs::read(path).ok());
     found.ok_or_else(|| {
-        let why = "its image has no runner, and the controller's host does not have the program perigee-runner";
+        let why = format!(
+            "its image has no runner, and the controller's host does not have the program {RUNNER}"
+        );
         let places: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
         Problem::unavailable("can't start a job", why)
             .next(format!("install it there, as one of: {}", places.join(", ")))

@@ -15,6 +15,7 @@ use perigee_model::volume::{
 use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId, VmId};
 
 use crate::commands::host::note_silent;
+use crate::commands::image_build::Build;
 use crate::commands::leave_site::LeaveSiteChange;
 use crate::commands::{check, download};
 use crate::context::Context;
@@ -34,6 +35,8 @@ const SAVE_MAX: Duration = Duration::from_secs(300);
 pub enum Verb {
     /// Import a disk image (qcow2, raw, vmdk, vhdx, vhd, vdi) as a golden image
     Import(Box<Import>),
+    /// Build a golden image from Debian's packages, and import it. It takes some minutes, and needs root and the packages that it names
+    Build(Box<Build>),
     /// Change whether an image may leave its site
     Update {
         /// The image's name
@@ -211,6 +214,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             return check::run(CheckScope::Image(name), pool, context).await;
         }
         Verb::Import(ask) => import(*ask, context).await?,
+        Verb::Build(ask) => build(*ask, context).await?,
         Verb::Update { name, change, pool } => {
             change.apply(context, pool, &format!("/v1/images/{name}")).await?;
         }
@@ -282,6 +286,15 @@ async fn import(ask: Import, context: &Context) -> Result<(), Problem> {
     let (source, host) = source(&client, file, sha256, on_host, host).await?;
     let body = NewImage { name, source, format, host, leave_site };
     show(context, &client.post("/v1/images", &body).await?)
+}
+
+/// Builds an image and imports it.
+async fn build(ask: Build, context: &Context) -> Result<(), Problem> {
+    let file = ask.disk().await?.display().to_string();
+    let (name, leave_site, pool) = (ask.name, LeaveSite::default(), ask.pool);
+    let (sha256, on_host, image_format, host) = (None, false, None, None);
+    import(Import { name, file, sha256, on_host, image_format, host, leave_site, pool }, context)
+        .await
 }
 
 /// What the host that imports a file is told to read, and that host if it is settled. A file that is here is sent there

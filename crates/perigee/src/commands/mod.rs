@@ -19,6 +19,7 @@ mod faults;
 mod guest_files;
 pub mod host;
 pub mod image;
+mod image_build;
 mod inputs;
 pub mod iscsi_clients;
 pub mod job;

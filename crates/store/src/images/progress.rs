@@ -4,6 +4,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use nix::sys::time::TimeValLike as _;
+use nix::time::ClockId;
+use nix::unistd::Pid;
 use perigee_model::Problem;
 
 pub(crate) const SECTOR_BYTES: u64 = 512;
@@ -44,26 +47,23 @@ pub(crate) struct Footprint {
     /// Space of its file on the disk.
     pub(crate) written_bytes: u64,
     /// It reads also where it writes nothing, because there are only zeros.
-    pub(crate) cpu_ticks: u64,
+    pub(crate) cpu_ns: u64,
 }
 
 impl Footprint {
     pub(crate) fn of(pid: Option<u32>, writes: Option<&Path>) -> Self {
         let file = writes.and_then(|path| std::fs::metadata(path).ok());
-        let stat = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok());
         Self {
             written_bytes: file.map_or(0, |file| file.blocks() * SECTOR_BYTES),
-            cpu_ticks: stat.and_then(|stat| cpu_ticks(&stat)).unwrap_or(0),
+            cpu_ns: pid.and_then(cpu_ns).unwrap_or(0),
         }
     }
 }
 
-/// `utime` and `stime` of proc(5), the 14th and 15th field of `/proc/PID/stat`.
-fn cpu_ticks(stat: &str) -> Option<u64> {
-    // The second field is the program's name, in parentheses.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-    Some(field(14)? + field(15)?)
+/// The CPU time that a process has used. Its clock can be read also where `/proc` hides processes of other users (`ProtectProc=` of the unit).
+fn cpu_ns(pid: u32) -> Option<u64> {
+    let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(i32::try_from(pid).ok()?)).ok()?;
+    u64::try_from(clock.now().ok()?.num_nanoseconds()).ok()
 }
 
 pub(crate) fn no_progress(what: &str, silence_max: Duration) -> Problem {

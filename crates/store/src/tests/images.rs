@@ -364,13 +364,27 @@ fn an_import_that_makes_progress_has_no_limit() {
     let mut silence = Silence::new(begun);
     for minute in 1..=600_u64 {
         // It writes, or reads zeros, which takes only time of the CPU.
-        let (written_bytes, cpu_ticks) = (minute / 2 * 4096, minute.div_ceil(2));
-        let changed = Footprint { written_bytes, cpu_ticks };
+        let (written_bytes, cpu_ns) = (minute / 2 * 4096, minute.div_ceil(2));
+        let changed = Footprint { written_bytes, cpu_ns };
         assert_eq!(silence.after(changed, minutes(minute)), Duration::ZERO);
     }
-    let same = || Footprint { written_bytes: 300 * 4096, cpu_ticks: 300 };
+    let same = || Footprint { written_bytes: 300 * 4096, cpu_ns: 300 };
     assert_eq!(silence.after(same(), minutes(604)), Duration::from_secs(4 * 60));
     assert_eq!(silence.after(same(), minutes(605)), Duration::from_secs(5 * 60));
+}
+
+#[test]
+fn a_program_that_only_computes_makes_progress() {
+    let busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
+    let mut busy = busy.unwrap();
+    let first = Footprint::of(Some(busy.id()), None);
+    let begun = Instant::now();
+    while Footprint::of(Some(busy.id()), None) == first {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no time of the CPU is seen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    busy.kill().unwrap();
+    busy.wait().unwrap();
 }
 
 #[tokio::test]
