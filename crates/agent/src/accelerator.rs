@@ -22,6 +22,8 @@ use crate::process::{QemuUser, detached};
 use perigee_http::memory::LockedMemory;
 
 const KVM: &str = "/dev/kvm";
+/// The answer of before, in the state directory.
+pub const CACHE: &str = "accelerator.json";
 /// Under KVM a kernel boots in less than 2 s.
 const BOOT_DEADLINE: Duration = Duration::from_secs(6);
 /// The last message of a kernel without a root filesystem.
@@ -84,7 +86,7 @@ pub async fn find(
         return Found::tcg("there is no kernel in /boot for a test: name one with --probe-kernel");
     };
     let key = cache_key(qemu_version, &kernel, &device);
-    let cache = state.join("accelerator.json");
+    let cache = state.join(CACHE);
     if let Ok(Some(cached)) = read_json::<Cached>(&cache)
         && cached.key == key
     {

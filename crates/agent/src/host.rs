@@ -279,7 +279,11 @@ pub fn check_reachable(path: &Path) -> Result<(), Problem> {
     }
 }
 
-async fn qemu_version() -> Result<String, Problem> {
+/// The version of QEMU that is installed.
+///
+/// # Errors
+/// If there is none.
+pub async fn qemu_version() -> Result<String, Problem> {
     let output = tokio::process::Command::new(QEMU).arg("--version").output();
     let output = output.await.map_err(|e| {
         Problem::internal(format!("can't start {QEMU}"), e).next("apt-get install qemu-system-x86")

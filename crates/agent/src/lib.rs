@@ -20,7 +20,7 @@
 //! user_networks
 //! config, ended
 //! host
-//! vm, metrics
+//! vm, metrics, examine
 //! callers, register
 //! vms, certificate
 //! api, upkeep
@@ -52,6 +52,7 @@
 //! | What encrypts it? | `vm/tunnel.rs` |
 //! | Which task acts on a QEMU, and what may a migration ask of it? | `vm/owner.rs`, `vm/owner/qemu_requests.rs` |
 //! | Does KVM work here? | `accelerator.rs` |
+//! | What does a machine lack for being a host? | `examine.rs`; what depends on other machines: `perigee/src/commands/doctor.rs` |
 //! | What do its VMs send to each other, and what follows from it? | counted: `networks/gang_traffic.rs`; added up and remembered: `controller/src/planning/gang_traffic.rs`; which rank gets which host: `planner/src/arrange.rs`; how long a gang takes: `planner/src/gangs.rs` |
 //! | How busy are the host and its VMs? | `load.rs`; who looks at the VMs: `upkeep/load.rs`; the units: `model/src/load.rs` |
 //! | When does a rented host end itself? | `lease.rs`; who renews the lease: `commanded_ms` in `http/src/terms.rs` |
@@ -70,6 +71,7 @@ mod command;
 mod config;
 mod confinement;
 mod ended;
+mod examine;
 mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -96,11 +98,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
+use perigee_http::notify;
 use perigee_http::terms::obey;
 use perigee_model::Problem;
 use perigee_model::vm::HostAddresses;
 
 pub use config::{Config, Leased};
+pub use examine::{Examined, examine};
 pub use notices::METADATA;
 pub use user_networks::GuestsReach;
 pub use users::VmUids;
@@ -172,9 +176,11 @@ pub async fn serve(config: Config) -> Result<(), Problem> {
     let lease = upkeep::lease::keep(host.clone());
     let notices = upkeep::notices::keep(host.clone());
     let router = obey(api::router(vms), Arc::clone(&host.terms));
+    let bound = perigee_http::bind(router, &config.listen, &config.network).await?;
+    notify::ready("");
     tracing::info!(host = %config.host, accelerator = ?host.accelerator.kind, "the agent is ready");
     tokio::select! {
-        result = perigee_http::serve(router, &config.listen, &config.network) => result,
+        result = bound.serve() => result,
         problem = heartbeat => Err(problem),
         () = load => Ok(()),
         () = sockets => Ok(()),

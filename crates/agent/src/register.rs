@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use perigee_http::{Client, Expected, Network, PeerIdentity};
+use perigee_http::{Client, Expected, Network, PeerIdentity, notify};
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem};
 
@@ -46,12 +46,14 @@ pub async fn keep_registered(
         let now_known = result.is_ok();
         if known != Some(now_known) {
             match &result {
-                Ok(_) => tracing::info!(
-                    controller = client.address(),
-                    "the host is registered with the controller"
-                ),
+                Ok(_) => {
+                    let controller = client.address();
+                    tracing::info!(controller, "the host is registered with the controller");
+                    notify::status(&format!("registered with {controller}"));
+                }
                 Err(problem) => {
-                    tracing::warn!(%problem, "can't register the host with the controller")
+                    tracing::warn!(%problem, "can't register the host with the controller");
+                    notify::status(&problem.to_string());
                 }
             }
             known = Some(now_known);

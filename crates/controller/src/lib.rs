@@ -10,7 +10,7 @@
 //!
 //! ```text
 //! floors, from the ground up:
-//! clock, hash, guest, store, meter, audit
+//! clock, hash, guest, store, meter, audit, live
 //! records
 //! term
 //! cluster
@@ -74,7 +74,7 @@
 //! | What is in the audit log? | `audit.rs`, `api/callers.rs` |
 //! | Does a user learn anything of another tenant? | `tests/tenant_walk.rs` |
 //! | Who may send which request to which daemon? | `api/callers.rs`, `agent/src/callers.rs`, `volume/src/control/callers.rs` |
-//! | How does a host join, get its next certificate, and lose what it has? | `hosts/enrol.rs`, `agent/src/certificate.rs`, `perigee/src/commands/join.rs` |
+//! | How does a host join, get its next certificate, and lose what it has? | `hosts/enrol.rs`, `hosts/look_back.rs` (how the controller sees it before), `agent/src/certificate.rs`, `perigee/src/commands/join.rs` |
 //! | How are the logs of a job's VMs shown as one? | `merged` in `jobs/log.rs` |
 //! | What bounds a job's log and samples? | `jobs/log.rs`, `jobs/samples.rs` |
 //! | How do a job's outputs come into the repository, and how long do they stay there? | `files/outputs.rs`; what a hostile guest may have written: `files/outputs/entries.rs`; in the guest: `guest/runner/src/outputs.rs`, `guest/runner/src/globs.rs` |
@@ -103,6 +103,7 @@ mod hash;
 mod hosts;
 mod jobs;
 mod ledger;
+mod live;
 mod measuring;
 mod meter;
 mod migration;
@@ -127,7 +128,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
-use perigee_http::Listen;
+use perigee_http::{Listen, notify};
 use perigee_model::money::Money;
 use perigee_model::network::PublishPorts;
 use perigee_model::{Problem, SiteId};
@@ -140,6 +141,7 @@ use cluster::{Settings, Timing, Traffic};
 pub use guest::tars::{TarError, check_output};
 pub use guest::user_data;
 pub use jobs::runner_places;
+pub use live::Live;
 pub use store::directory::authority;
 use supervisor::Supervisor;
 pub use term::take_over;
@@ -162,7 +164,7 @@ pub struct Config {
     /// The S3 store with the contents of files, if they are not on the controller's disk.
     pub data: Option<perigee_repository::Address>,
     /// For how many seconds outputs of jobs are kept that do not say it; `None`: until somebody deletes them.
-    pub keep_outputs_s: Option<u64>,
+    pub keep_outputs_s: Live<Option<u64>>,
     /// The ports of hosts that tenants may publish.
     pub publish_ports: PublishPorts,
     /// The file that says what hosts, disks and traffic cost; `None`: nothing costs anything.
@@ -170,7 +172,7 @@ pub struct Config {
     /// The text of the file that names the providers of rented hosts, if there are any.
     pub providers: Option<String>,
     /// What all rented hosts of 30 days together may cost; `None`: none is rented.
-    pub rent_budget: Option<Money>,
+    pub rent_budget: Live<Option<Money>>,
 }
 
 /// The S3 store at `s3://BUCKET/PREFIX`.
@@ -277,7 +279,7 @@ fn own_ports(config: &Config) -> Vec<u16> {
 fn renting(config: &Config) -> Result<Renting, Problem> {
     let providers = config.providers.as_deref().map(perigee_cloud::providers).transpose();
     let providers = providers.map_err(|bad| bad.0)?;
-    Ok(Renting { providers: providers.unwrap_or_default(), budget: config.rent_budget })
+    Ok(Renting { providers: providers.unwrap_or_default(), budget: config.rent_budget.clone() })
 }
 
 async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Problem> {
@@ -289,7 +291,7 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
     };
     let settings = Settings {
         site: config.site.clone(),
-        keep_outputs_s: config.keep_outputs_s,
+        keep_outputs_s: config.keep_outputs_s.clone(),
         publish_ports: config.publish_ports,
         own_ports: own_ports(&config),
         own_url: own_url(&config)?,
@@ -301,7 +303,12 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
     let started = Supervisor::start_with(&config.state, timing, traffic, settings, objects);
     let supervisor = started.await?;
     let router = api::router(supervisor.cluster.clone());
-    let serve = perigee_http::serve(router, &config.listen, &supervisor.cluster.network);
+    let network = &supervisor.cluster.network;
+    let serve = async {
+        let bound = perigee_http::bind(router, &config.listen, network).await?;
+        notify::ready("");
+        bound.serve().await
+    };
     let doors = doors::doors(&supervisor.cluster, &config.doors);
     let tidy = supervisor.cluster.repository.clone().tidy();
     // A controller that does not command any more changes no files either; another one may use the same S3 store.

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use perigee_http::notify;
 use perigee_model::job::JobState;
 use perigee_model::vm::HostReport;
 use perigee_model::volume::PoolInfo;
@@ -163,6 +164,7 @@ impl Supervisor {
             let problem =
                 term::superseded(&cluster.state_dir, "the cluster is not commanded", &refusal);
             tracing::error!("{problem}");
+            notify::status("another controller commands the hosts: this one changes nothing");
             if let Err(problem) = term::note(&cluster.records, &refusal).await {
                 tracing::error!("the next start will ask the hosts again: {problem}");
             }

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use crate::files::make_directories;
+use crate::notify;
 use crate::ours;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use nix::errno::Errno;
@@ -46,6 +47,7 @@ pub fn stopped() -> Result<BoxFuture<'static, ()>, Problem> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
+        notify::stopping();
     };
     Ok(stopped.boxed())
 }

@@ -25,7 +25,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use crate::certificate::{
     CA_FILE, CERTIFICATE_LIFE, Certified, Credentials, IDENTITY_FILE, PeerIdentity, certificates,
-    now_ms,
+    fingerprint, now_ms,
 };
 use crate::files::read_private;
 use crate::grants::{self, NoGrant};
@@ -182,6 +182,11 @@ impl Identity {
     /// Whom the own certificate is for.
     pub fn own(&self) -> Certified {
         self.loaded().own.clone()
+    }
+
+    /// The SHA-256 of the certificate of its authority, in hexadecimal.
+    pub fn authority_fingerprint(&self) -> String {
+        fingerprint(&self.loaded().authorities[0])
     }
 
     fn loaded(&self) -> Arc<Loaded> {

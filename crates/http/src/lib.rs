@@ -10,7 +10,7 @@
 //!
 //! ```text
 //! floors, from the ground up:
-//! files, ours, seldom, clock, memory
+//! files, ours, seldom, clock, memory, notify
 //! certificate, reply, daemon
 //! authority, trust, peer, slots
 //! grants, verify
@@ -28,6 +28,7 @@
 //! |---|---|
 //! | How do the bytes of a console, a screen and port 22 get to a client? | as a WebSocket from the controller: `websocket.rs`; to the controller: `tunnel.rs` |
 //! | Which of the daemons' files can other users read? | none: `daemon.rs`; tested by `perigee/tests/walk/mod.rs` |
+//! | How does a daemon tell systemd that it answers, and that it lives? | `notify.rs` |
 //! | Could another user have put something else in a daemon's directory? | `ours.rs` |
 //! | Which user is at the other end of a daemon's unix socket? | `Peer::of_plain` in `peer.rs` |
 //! | Which requests of a browser are refused? | `guard.rs` |
@@ -54,6 +55,7 @@ pub mod guard;
 pub mod identity;
 pub mod memory;
 mod network;
+pub mod notify;
 pub mod ours;
 mod peer;
 mod reply;
@@ -85,7 +87,9 @@ pub use network::{Network, authority_of};
 pub use peer::{ClientAddress, Peer};
 pub use reply::{Failure, Json, Reply};
 pub use seldom::Seldom;
-pub use server::{BOOT_ID, Listen, bind_unix, boot_id, cannot_listen, serve, unused_port};
+pub use server::{
+    BOOT_ID, Bound, Listen, bind, bind_unix, boot_id, cannot_listen, serve, unused_port,
+};
 pub use slots::Slots;
 pub use tunnel::{Begun, Tunnel, accept};
 pub use verify::Expected;

@@ -12,6 +12,7 @@ use axum::Router;
 
 use perigee_model::Problem;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::task::JoinSet;
 
 use crate::connections::{self, Limits};
 use crate::guard::Guard;
@@ -133,13 +134,19 @@ pub fn boot_id(path: &Path) -> String {
     text.trim().to_owned()
 }
 
-/// Serves on every address until the future is dropped or a listener fails. The network says how it is spoken over
-/// TCP; a unix socket is never encrypted.
+/// Servers that clients can reach already. They end with this.
+pub struct Bound(JoinSet<()>);
+
+/// Binds every address, and serves from then on. The network says how it is spoken over TCP; a unix socket is never encrypted.
 ///
 /// # Errors
-/// `Conflict` when an address is taken; `Internal` when a listener fails later.
-pub async fn serve(router: Router, addresses: &[Listen], network: &Network) -> Result<(), Problem> {
-    let mut servers = tokio::task::JoinSet::new();
+/// `Conflict` when an address is taken.
+pub async fn bind(
+    router: Router,
+    addresses: &[Listen],
+    network: &Network,
+) -> Result<Bound, Problem> {
+    let mut servers = JoinSet::new();
     for address in addresses {
         let router = router.clone();
         let refused = |e: io::Error| cannot_listen("listen on", address, &e);
@@ -158,10 +165,28 @@ pub async fn serve(router: Router, addresses: &[Listen], network: &Network) -> R
             }
         }
     }
-    match servers.join_next().await {
-        Some(Err(error)) => Err(Problem::internal("HTTP listener", error)),
-        Some(Ok(())) | None => Ok(()),
+    Ok(Bound(servers))
+}
+
+impl Bound {
+    /// Serves until the future is dropped or a listener fails.
+    ///
+    /// # Errors
+    /// `Internal` when a listener fails.
+    pub async fn serve(mut self) -> Result<(), Problem> {
+        match self.0.join_next().await {
+            Some(Err(error)) => Err(Problem::internal("HTTP listener", error)),
+            Some(Ok(())) | None => Ok(()),
+        }
     }
+}
+
+/// As [`bind`], until the future is dropped or a listener fails.
+///
+/// # Errors
+/// As [`bind`]; `Internal` when a listener fails later.
+pub async fn serve(router: Router, addresses: &[Listen], network: &Network) -> Result<(), Problem> {
+    bind(router, addresses, network).await?.serve().await
 }
 
 #[cfg(test)]

@@ -172,12 +172,17 @@ fn relay(file: &LabFile, dir: &LabDir) -> Option<Daemon> {
     })
 }
 
+/// The files in `/etc/perigee` are those of a host that this machine may be, and not of the lab's.
+const NO_FILE: &str = "/dev/null";
+
 fn controller(file: &LabFile, dir: &LabDir) -> Daemon {
     let definition = &file.definition;
     let ctl = dir.path().join("ctl");
     let mut args = words(&[
         "controller",
         "run",
+        "--config",
+        NO_FILE,
         "--state",
         &dir.controller_state().to_string_lossy(),
         "--listen",
@@ -221,6 +226,8 @@ fn volume_server_args(file: &LabFile, dir: &LabDir, host: &HostId, address: &str
     let mut args = words(&[
         "volume",
         "serve",
+        "--config",
+        NO_FILE,
         "--pool",
         &home.join("pool").to_string_lossy(),
         "--nbd",
@@ -253,6 +260,8 @@ fn agent(file: &LabFile, dir: &LabDir, site: &SiteId, host: &HostId, address: &s
     let mut args = words(&[
         "agent",
         "run",
+        "--config",
+        NO_FILE,
         "--host",
         host.as_str(),
         "--site",

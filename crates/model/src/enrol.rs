@@ -2,7 +2,7 @@
 //! the messages that follow.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -73,6 +73,50 @@ pub struct Enrol {
     /// The addresses at which the other hosts and the controller reach this host.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpAddr>,
+}
+
+/// `POST /v1/enrol/check`: a host that has a token asks, before it joins, how the controller sees it. The token stays good.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct CheckToken {
+    /// The host that will join.
+    pub host: HostId,
+    /// The token's secret.
+    pub secret: String,
+    /// What the controller is to look at.
+    #[serde(flatten)]
+    pub check: CheckHost,
+}
+
+/// `POST /v1/hosts/{host}/check`: a host asks how the controller sees it.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct CheckHost {
+    /// The addresses of the host at which somebody listens: the controller tries to connect to each.
+    #[schema(value_type = Vec<String>)]
+    pub reach: Vec<SocketAddr>,
+}
+
+/// How the controller sees a host.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct HostSeen {
+    /// The controller's clock; Unix time.
+    pub now_ms: u64,
+    /// The site where the host is, if it was there before; else the controller's own, or the only one that there is. None: the cluster has none
+    /// yet, or several.
+    pub site: Option<SiteId>,
+    /// The sites that the cluster has.
+    pub sites: Vec<SiteId>,
+    /// The addresses to which the controller could not connect.
+    pub unreached: Vec<Unreached>,
+}
+
+/// An address to which the controller could not connect.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Unreached {
+    /// One of those that were asked for.
+    #[schema(value_type = String)]
+    pub address: SocketAddr,
+    /// Why not.
+    pub why: String,
 }
 
 /// `POST /v1/hosts/{host}/certificate`: a host asks for another certificate, before its own one expires.

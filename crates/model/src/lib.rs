@@ -59,6 +59,7 @@ pub mod disk_role;
 pub mod drain;
 pub mod enrol;
 pub mod exposition;
+pub mod finding;
 pub mod gang;
 pub mod grant;
 pub mod guest;

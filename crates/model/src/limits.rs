@@ -59,6 +59,10 @@ pub static VM_DISKS: Limit = Limit::new("a VM's number of disks", Unit::Count, 1
 /// Addresses in a host's certificate.
 pub static HOST_ADDRESSES: Limit = Limit::new("a host's number of addresses", Unit::Count, 1, 64);
 
+/// Addresses of a host to which the controller tries to connect because the host asks for that.
+pub static CHECKED_ADDRESSES: Limit =
+    Limit::new("the number of addresses to look at", Unit::Count, 0, 8);
+
 /// Volumes of a job: a VM's disks without root, seed and output. A job with inputs has one less.
 pub static JOB_VOLUMES: Limit =
     Limit::new("a job's number of volumes", Unit::Count, 0, VM_DISKS.max - 3);
@@ -466,6 +470,7 @@ mod tests {
         &MEMORY_BYTES,
         &VM_DISKS,
         &HOST_ADDRESSES,
+        &CHECKED_ADDRESSES,
         &JOB_VOLUMES,
         &JOB_DISK_BYTES,
         &VOLUME_BYTES,

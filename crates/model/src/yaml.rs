@@ -272,14 +272,18 @@ impl<'a> Field<'a> {
         Ok(found)
     }
 
-    fn unknown(&self, key: &str, names: &[&str]) -> Problem {
+    /// What is wrong with the name of a field below this value.
+    pub fn name_problem(&self, key: &str, why: impl fmt::Display) -> Problem {
         let line = match &self.node.value {
             Node::Map(entries) => entries.iter().find(|(k, _)| k.value == key),
             _ => None,
         }
         .map_or(1, |(k, _)| k.referenced.line());
-        self.document
-            .problem(line, &self.child(key), "there is no such field")
+        self.document.problem(line, &self.child(key), why)
+    }
+
+    fn unknown(&self, key: &str, names: &[&str]) -> Problem {
+        self.name_problem(key, "there is no such field")
             .next(format!("fields here: {}", names.join(", ")))
     }
 }

@@ -6,14 +6,16 @@
 //! | Which input files may a job file name? | `commands/inputs.rs` |
 //! | What does a command do that waits for work while the controller is away? | `commands/asking.rs` |
 //! | How does a newcomer run everything in one process? | `commands/dev.rs` |
+//! | What may stand in a daemon's file, and where is that said? | the daemon's flags, and nowhere else: `config.rs`; what changes without a restart: `commands/daemon.rs` |
+//! | How is a first controller made, and how does a host join it? | `commands/init.rs`, `commands/join.rs`; what is looked at before: `commands/doctor.rs` |
 //! | What can somebody see who listens between the sites? | nothing of the data: `perigee/tests/system/listening.rs` |
 //!
 //! `scripts/check-floors` refuses an import that runs up this list:
 //!
 //! ```text
 //! floors, from the ground up:
-//! arguments, terminal
-//! output
+//! arguments, terminal, logging
+//! output, config
 //! context
 //! kept_login
 //! servers
@@ -22,8 +24,10 @@
 
 mod arguments;
 mod commands;
+mod config;
 mod context;
 mod kept_login;
+mod logging;
 mod output;
 mod servers;
 mod terminal;
@@ -34,18 +38,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use perigee_model::Problem;
-use tracing_subscriber::Layer as _;
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::fmt;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::commands::{
-    agent, balancing, boot, client, cluster_network, controller, data, dev, host, image, job, lab,
-    login, planner, pool, price, rent, slurm, tenant, top, user, vm, volume,
+    agent, balancing, boot, client, cluster_network, configuration, controller, data, dev, host,
+    image, job, lab, login, planner, pool, price, rent, slurm, tenant, top, user, vm, volume,
 };
+use crate::config::{Refused, Told};
 use crate::context::Context;
 use crate::output::Format;
 
@@ -141,6 +142,9 @@ enum Noun {
     /// The controller of a cluster
     #[command(subcommand)]
     Controller(controller::Verb),
+    /// The files of the daemons in /etc/perigee
+    #[command(subcommand)]
+    Config(configuration::Verb),
     /// Tenants: people who share their volumes, images and jobs, and a quota
     #[command(subcommand)]
     Tenant(tenant::Verb),
@@ -168,23 +172,34 @@ enum Noun {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::try_parse().unwrap_or_else(|error| with_follow(error).exit());
+    let (cli, told) = match arguments() {
+        Ok(arguments) => arguments,
+        Err(Refused::Usage(error)) => with_follow(error).exit(),
+        Err(Refused::Problem(problem)) => return fail(&problem, problem.exit_code()),
+    };
     // A newcomer's terminal shows what is wrong, and nothing else of three daemons.
     let is_dev = matches!(cli.noun, Noun::Dev(_));
-    log_to_stderr(if is_dev { LevelFilter::WARN } else { LevelFilter::INFO });
+    logging::start(if is_dev { LevelFilter::WARN } else { LevelFilter::INFO });
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&Problem::internal("can't start the runtime", error), 1),
     };
     let context = Context { api: cli.api, operator: cli.operator, format: cli.format };
     let planning = matches!(cli.noun, Noun::Job(job::Verb::Plan { .. }));
-    match runtime.block_on(run(cli.noun, &context)) {
+    match runtime.block_on(run(cli.noun, &context, told)) {
         Ok(code) => code,
         Err(problem) => {
             let code = if planning { 255 } else { problem.exit_code() };
             fail(&problem, code)
         }
     }
+}
+
+/// What the command is told, by its arguments and, if it runs a daemon, by the daemon's file.
+fn arguments() -> Result<(Cli, Option<Told>), Refused> {
+    let (matches, told) = config::arguments(Cli::command(), std::env::args_os().collect())?;
+    let cli = Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut Cli::command()))?;
+    Ok((cli, told))
 }
 
 /// Who follows logs with other programs writes `perigee job log -f JOB`.
@@ -199,20 +214,11 @@ fn with_follow(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Logs at the levels in `PERIGEE_LOG`, such as `debug` or `info,perigee_volume=debug`. Without it, and if it cannot be
-/// parsed, all logs have this level.
-fn log_to_stderr(level: LevelFilter) {
-    let wanted = std::env::var("PERIGEE_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
-    let messages = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
-    let wanted = wanted.unwrap_or_else(|| Targets::new().with_default(level));
-    tracing_subscriber::registry().with(messages.with_filter(wanted)).init();
-}
-
-async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
+async fn run(noun: Noun, context: &Context, told: Option<Told>) -> Result<ExitCode, Problem> {
     match noun {
         Noun::Job(verb) => return job::run(verb, context).await,
         Noun::Image(verb) => return image::run(verb, context).await,
-        Noun::Volume(verb) => return volume::run(verb, context).await,
+        Noun::Volume(verb) => return volume::run(verb, context, told).await,
         Noun::Pool(verb) => pool::run(verb, context).await?,
         Noun::Boot(verb) => return boot::run(verb, context).await,
         Noun::Client(verb) => client::run(verb, context).await?,
@@ -222,15 +228,16 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Slurm(verb) => return slurm::run(verb, context).await,
         Noun::Planner(verb) => planner::run(verb, context).await?,
         Noun::Price(verb) => price::run(verb, context).await?,
-        Noun::Host(verb) => host::run(verb, context).await?,
+        Noun::Host(verb) => return host::run(verb, context, Cli::command()).await,
         Noun::Rent(verb) => rent::run(verb, context).await?,
         Noun::Cluster(verb) => return balancing::run(verb, context).await,
         Noun::Site(verb) => host::run_site(verb, context).await?,
         Noun::Link(verb) => host::run_link(verb, context).await?,
         Noun::Lab(verb) => return lab::run(verb, context).await,
         Noun::Dev(options) => dev::run(options, context).await?,
-        Noun::Agent(verb) => agent::run(verb).await?,
-        Noun::Controller(verb) => controller::run(verb, context).await?,
+        Noun::Agent(verb) => agent::run(verb, told).await?,
+        Noun::Controller(verb) => controller::run(verb, context, (Cli::command(), told)).await?,
+        Noun::Config(verb) => return configuration::run(verb, context, Cli::command()),
         Noun::Tenant(verb) => tenant::run(verb, context).await?,
         Noun::User(verb) => user::run(verb, context).await?,
         Noun::Token(verb) => user::run_token(verb, context).await?,

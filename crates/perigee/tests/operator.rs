@@ -1,6 +1,7 @@
 //! What an operator does with a pool and with a cluster, through the command line.
 
 mod cluster;
+mod install;
 mod terminal;
 mod walk;
 

@@ -41,7 +41,7 @@ test ! -e /run/systemd/system
 install -d -m 0755 /run/perigee
 install -d -m 0711 /var/lib/perigee
 install -d -m 0700 /var/lib/perigee/pool
-echo '{token}' | perigee host join
+echo '{token}' | perigee host join --identity-only
 perigee volume serve --pool /var/lib/perigee/pool --nbd unix:/run/perigee/volume.sock --nbd $ip:10809 \
   --control unix:/run/perigee/volume-control.sock --control $ip:7001 &
 exec perigee agent run --host rented1 --site home --listen $ip:7002 --controller https://{controller}:7000 \

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt as _, try_join_all};
 use perigee_block::stats::StatsTable;
-use perigee_http::Listen;
 use perigee_http::terms::{Terms, obey};
+use perigee_http::{Listen, notify};
 use perigee_iscsi::Target;
 use perigee_iscsi::access::ClientFile;
 use perigee_model::Problem;
@@ -146,12 +146,14 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
     let network = &config.remotes.network;
     let terms = Terms::open(&config.pool, network);
     let router = obey(control::router(Arc::new(control)), terms);
-    let api = perigee_http::serve(router, &config.control, network);
+    let api = perigee_http::bind(router, &config.control, network).await;
+    let api = async { api?.serve().await };
     let ready = async {
+        notify::ready(&format!("serves the pool {}", config.pool.display()));
         tracing::info!(pool = %config.pool.display(), nbd = addresses(&config.nbd), iscsi = config.iscsi.listen.join(","), control = addresses(&config.control), "ready");
         std::future::pending().await
     };
-    // In this order, so that the API is bound before the log says that the server is ready.
+    // In this order, so that the log says that the server is ready only if the API is bound.
     let ended = tokio::select! {
         biased;
         failed = api, if !config.control.is_empty() => failed,

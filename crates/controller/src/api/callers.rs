@@ -44,6 +44,9 @@ pub enum May {
 #[rustfmt::skip]
 pub const TABLE: &[(May, &str, &str)] = &[
     (May::Stranger, "POST",   "/v1/enrol"),
+    (May::Stranger, "POST",   "/v1/enrol/check"),
+    (May::ThisHost, "GET",    "/v1/hosts/{host}"),
+    (May::ThisHost, "POST",   "/v1/hosts/{host}/check"),
     (May::ThisHost, "PUT",    "/v1/hosts/{host}"),
     (May::ThisHost, "POST",   "/v1/hosts/{host}/certificate"),
     (May::ThisHost, "POST",   "/v1/hosts/{host}/stops"),
@@ -144,7 +147,6 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "GET",    "/v1/unknown"),
     (May::Admin,    "GET",    "/v1/tasks"),
     (May::Admin,    "GET",    "/v1/hosts"),
-    (May::Admin,    "GET",    "/v1/hosts/{host}"),
     (May::Admin,    "DELETE", "/v1/hosts/{host}"),
     (May::Admin,    "PUT",    "/v1/hosts/{host}/site"),
     (May::Admin,    "POST",   "/v1/hosts/{host}/token"),

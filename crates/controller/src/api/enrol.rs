@@ -4,11 +4,14 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use perigee_http::trust::Revoked;
 use perigee_http::{Json, Reply};
-use perigee_model::enrol::{Enrol, Enrolled, HostRevoked, MadeToken, NewToken, RenewCertificate};
+use perigee_model::enrol::{
+    CheckHost, CheckToken, Enrol, Enrolled, HostRevoked, HostSeen, MadeToken, NewToken,
+    RenewCertificate,
+};
 use perigee_model::{HostId, Problem};
 
 use super::{Name, Shared, json, to_its_end};
-use crate::hosts::enrol;
+use crate::hosts::{enrol, look_back};
 
 /// Makes a token with which the host joins the cluster. It is good for one time and one hour, and replaces an earlier one.
 #[utoipa::path(post, path = "/hosts/{host}/token", tag = "hosts", params(("host" = String, Path)),
@@ -27,6 +30,28 @@ pub async fn token(
     responses((status = 200, body = Enrolled)))]
 pub async fn enrol(State(cluster): Shared, Json(ask): Json<Enrol>) -> Reply<Enrolled> {
     json(enrol::enrol(&cluster, ask).await?)
+}
+
+/// Says to a host that has a token how the controller sees it. The token stays good.
+#[utoipa::path(post, path = "/enrol/check", tag = "hosts", request_body = CheckToken,
+    responses((status = 200, body = HostSeen)))]
+pub async fn check_token(
+    State(cluster): Shared,
+    Json(CheckToken { host, secret, check }): Json<CheckToken>,
+) -> Reply<HostSeen> {
+    enrol::check_token(&cluster, &host, &secret).await?;
+    json(look_back::seen(&cluster, &host, check).await?)
+}
+
+/// Says to a host how the controller sees it. Only the host itself may ask.
+#[utoipa::path(post, path = "/hosts/{host}/check", tag = "hosts", params(("host" = String, Path)),
+    request_body = CheckHost, responses((status = 200, body = HostSeen)))]
+pub async fn check(
+    State(cluster): Shared,
+    Name(host): Name<HostId>,
+    Json(ask): Json<CheckHost>,
+) -> Reply<HostSeen> {
+    json(look_back::seen(&cluster, &host, ask).await?)
 }
 
 /// Gives a host its next certificate. Only the host itself may ask.

@@ -80,6 +80,8 @@ fn cluster_routes() -> Routes {
         .routes(routes!(hosts::list))
         .routes(routes!(enrol::token))
         .routes(routes!(enrol::enrol))
+        .routes(routes!(enrol::check_token))
+        .routes(routes!(enrol::check))
         .routes(routes!(enrol::renew))
         .routes(routes!(enrol::revoke_host))
         .routes(routes!(enrol::revoke_operators))

@@ -15,6 +15,7 @@ use perigee_model::{HostId, Problem, RentalId};
 use tokio::sync::Notify;
 
 use super::ledger::Ledger;
+use crate::live::Live;
 use crate::records::{LEFT_SITES, LeftSite, RENTALS, Records, RentalRecord};
 
 /// Who has machines for rent, and how much may be spent there.
@@ -22,7 +23,7 @@ use crate::records::{LEFT_SITES, LeftSite, RENTALS, Records, RentalRecord};
 pub struct Renting {
     pub providers: Vec<Arc<dyn Provider>>,
     /// What all rented hosts of the last 30 days together may cost; `None`: nothing is rented.
-    pub budget: Option<Money>,
+    pub budget: Live<Option<Money>>,
 }
 
 impl fmt::Debug for Renting {

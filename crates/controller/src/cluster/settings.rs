@@ -6,14 +6,15 @@ use perigee_model::SiteId;
 use perigee_model::network::PublishPorts;
 
 use super::rentals::Renting;
+use crate::live::Live;
 
-/// It does not change while the controller runs.
+/// It does not change while the controller runs, but for what is [`Live`].
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// Where the controller is, if it was told.
     pub site: Option<SiteId>,
     /// For how many seconds outputs are kept whose job does not say it; `None`: until somebody deletes them.
-    pub keep_outputs_s: Option<u64>,
+    pub keep_outputs_s: Live<Option<u64>>,
     /// The ports of hosts that tenants may publish.
     pub publish_ports: PublishPorts,
     /// The controller's own TCP ports: of its API and its doors.

@@ -158,6 +158,35 @@ pub async fn bind_token(cluster: &Cluster, host: &HostId, address: &str) -> Resu
     Ok(())
 }
 
+/// The token of this host, if it counts with this secret.
+async fn good_token(cluster: &Cluster, host: &HostId, secret: &str) -> Result<Token, Problem> {
+    let token: Option<Token> = cluster.records.read(&key(TOKENS, host)).await?;
+    let is_known = token.as_ref().is_some_and(|token| token.is(secret));
+    let counts =
+        |token: &Token| token.counts(secret, now_ms(), cluster.clock.age_ms(token.made_ms));
+    if let Some(token) = token.filter(counts) {
+        return Ok(token);
+    }
+    if let Some(count) = cluster.bad_joins.happened() {
+        tracing::warn!(%host, count, "a host can't join: its token does not count");
+    }
+    let why = match is_known {
+        true => "by the controller's clock, the token's time is over",
+        false => "the token is wrong, used, or older than its time",
+    };
+    Err(Problem::forbidden(format!("can't enrol host {host}"), why)
+        .next(format!("make one: perigee host token {host}")))
+}
+
+/// Whether a host could join with this secret now. The token stays good.
+///
+/// # Errors
+/// `Forbidden` when the token does not count.
+pub async fn check_token(cluster: &Cluster, host: &HostId, secret: &str) -> Result<(), Problem> {
+    has_certificates(cluster, &format!("can't enrol host {host}"))?;
+    good_token(cluster, host, secret).await.map(drop)
+}
+
 /// A host joins with a token, and gets its first certificate.
 ///
 /// # Errors
@@ -170,22 +199,8 @@ pub async fn enrol(cluster: &Cluster, ask: Enrol) -> Result<Enrolled, Problem> {
     let public = PublicKey::from_hex(&ask.public_key)?;
     let addresses: Vec<IpAddr> = ask.addresses.iter().map(IpAddr::to_canonical).collect();
     let _turn = cluster.enrolling.lock().await;
-    let token: Option<Token> = cluster.records.read(&key(TOKENS, host)).await?;
-    let counts =
-        |token: &Token| token.counts(&ask.secret, now_ms(), cluster.clock.age_ms(token.made_ms));
-    if !token.as_ref().is_some_and(counts) {
-        if let Some(count) = cluster.bad_joins.happened() {
-            tracing::warn!(%host, count, "a host can't join: its token does not count");
-        }
-        let why = match token.as_ref().is_some_and(|token| token.is(&ask.secret)) {
-            true => "by the controller's clock, the token's time is over",
-            false => "the token is wrong, used, or older than its time",
-        };
-        return Err(
-            Problem::forbidden(what, why).next(format!("make one: perigee host token {host}"))
-        );
-    }
-    if let Some(only) = token.and_then(|token| token.address).filter(|a| !addresses.contains(a)) {
+    let token = good_token(cluster, host, &ask.secret).await?;
+    if let Some(only) = token.address.filter(|a| !addresses.contains(a)) {
         tracing::warn!(%host, ?addresses, "a host can't join: its token is for {only}");
         let why = format!("its token is for a host with the address {only}");
         return Err(Problem::forbidden(what, why).next("join with that address: --address"));

@@ -1,6 +1,7 @@
 //! Registers, monitors, lists and removes hosts.
 
 pub mod enrol;
+pub mod look_back;
 pub mod place;
 pub mod watching;
 

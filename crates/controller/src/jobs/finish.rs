@@ -243,7 +243,7 @@ pub(super) fn kept_outputs(
     job: &Job,
     place: &OutputPlace,
 ) -> Option<KeptOutputs> {
-    let keep_s = job.spec.keep_outputs_s.or(cluster.settings.keep_outputs_s);
+    let keep_s = job.spec.keep_outputs_s.or(cluster.settings.keep_outputs_s.get());
     let for_ms = keep_s.filter(|_| place.is_own)?.saturating_mul(1000);
     Some(KeptOutputs { since_ms: now_ms(), for_ms })
 }

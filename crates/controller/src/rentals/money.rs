@@ -124,7 +124,7 @@ impl Ask {
             );
             Problem::invalid(&what, why).next("have the provider or its program say a price that is not older than max-age in the file of providers")
         })?;
-        let budget = cluster.settings.renting.budget.ok_or_else(|| {
+        let budget = cluster.settings.renting.budget.get().ok_or_else(|| {
             Problem::conflict(&what, "the cluster has no budget for rented hosts")
                 .next("start the controller with --rent-budget")
         })?;
@@ -155,12 +155,12 @@ pub fn left(cluster: &Cluster) -> Option<Money> {
         rental.cost(for_s).unwrap_or_default().less(rental.reserved)
     });
     let taken = taken.plus(beyond(cluster, None)).plus(soon.sum());
-    Some(cluster.settings.renting.budget?.less(taken))
+    Some(cluster.settings.renting.budget.get()?.less(taken))
 }
 
 /// In how many seconds the first of what was spent counts no more; `None` without a budget.
 pub fn period_left_s(cluster: &Cluster) -> Option<f64> {
-    cluster.settings.renting.budget?;
+    cluster.settings.renting.budget.get()?;
     let all = cluster.rentals.all();
     let counting = all.iter().filter(|rental| {
         let ended_ms = rental.steps.last().map_or(0, |step| step.at_ms);

@@ -26,7 +26,7 @@ pub fn script(
         || "true".to_owned(),
         |token| {
             let token = quoted(&token.to_string());
-            format!("printf '%s\\n' {token} | perigee host join --address \"$ip\"")
+            format!("printf '%s\\n' {token} | perigee host join --identity-only --address \"$ip\"")
         },
     );
     let insecure = if token.is_some() { "" } else { " --insecure" };
@@ -218,7 +218,8 @@ esac"
             let of = calls.iter().filter(|call| call.starts_with(begin)).map(String::as_str);
             of.collect::<Vec<&str>>()
         };
-        let join = "host join --address 10.0.0.7 rent-1,5e,f1,https://controller:7000";
+        let join =
+            "host join --identity-only --address 10.0.0.7 rent-1,5e,f1,https://controller:7000";
         assert_eq!(of("host"), [join, join], "the first try has failed: {calls:?}");
         let agent = of("agent run --host rent-1 --site lab --listen 10.0.0.7:7002 ");
         assert_eq!(agent.len(), 1, "{calls:?}");

@@ -10,7 +10,9 @@ use perigee_http::certificate::Credentials;
 use perigee_http::identity::Strangers;
 use perigee_http::trust::{Revoked, list_id};
 use perigee_http::{Client, Expected, Identity, Listen, Network, Peer, PeerIdentity};
-use perigee_model::enrol::{Enrol, Enrolled, JoinToken, RenewCertificate, SetSite};
+use perigee_model::enrol::{
+    CheckHost, CheckToken, Enrol, Enrolled, HostSeen, JoinToken, RenewCertificate, SetSite,
+};
 use perigee_model::tenant::{Me, NewTenant, Quota, Role};
 use perigee_model::vm::HostAddresses;
 use perigee_model::{HostId, Problem, ProblemKind, SiteId, TenantName, UserName};
@@ -159,6 +161,35 @@ async fn a_token_is_good_for_one_host_and_one_time() {
     let taken = secure.join(&token, HERE).await.map(drop).expect_err("home1 has it");
     assert_eq!(taken.kind, ProblemKind::Conflict, "{taken}");
     secure.join(&token, [127, 0, 0, 2].into()).await.expect("its own address");
+    secure.supervisor.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_hears_how_the_controller_sees_it_before_it_joins_and_after() {
+    let secure = Secure::up().await;
+    let token = secure.token("home1").await;
+    let listener = std::net::TcpListener::bind((HERE, 0)).expect("a port");
+    let (open, unreached) = (listener.local_addr().expect("its address"), (HERE, 1).into());
+    let check = CheckHost { reach: vec![open, unreached] };
+    let stranger = Client::to_enrol(&token.controller_url, &token.fingerprint, PATIENCE);
+    let stranger = stranger.expect("a client");
+    let ask = async |secret: &str| {
+        let (host, secret, check) = (host("home1"), secret.to_owned(), check.clone());
+        stranger.post::<HostSeen>("/v1/enrol/check", &CheckToken { host, secret, check }).await
+    };
+    forbidden(ask("5e").await);
+    let seen = ask(&token.secret).await.expect("its token counts");
+    let not: Vec<_> = seen.unreached.iter().map(|one| one.address).collect();
+    assert_eq!((not, seen.site, seen.sites), (vec![unreached], None, vec![]));
+    let own = secure.join(&token, HERE).await.expect("the token is still good");
+    forbidden(ask(&token.secret).await);
+    let client = secure.client(&own);
+    client.put::<()>("/v1/hosts/home1", &addresses()).await.expect("it registers");
+    let seen: HostSeen = client.post("/v1/hosts/home1/check", &check).await.expect("it is a host");
+    assert_eq!((seen.unreached.len(), seen.site), (1, Some(addresses().site)));
+    client.get::<serde_json::Value>("/v1/hosts/home1").await.expect("a host sees itself");
+    forbidden(client.post::<HostSeen>("/v1/hosts/home2/check", &check).await);
+    forbidden(client.get::<serde_json::Value>("/v1/hosts/home2").await);
     secure.supervisor.stop().await;
 }
 
@@ -362,15 +393,17 @@ fn hosts_and_strangers_get_nothing_of_the_api_but_what_the_table_names() {
         let may = |sender: &Sender| crate::api::may(sender, &method, &path);
         assert!(may(&operator), "{method} {path}");
         assert!(!may(&Sender::Controller), "{method} {path}");
-        assert_eq!(may(&Sender::Stranger), path == "/v1/enrol", "{method} {path}");
+        assert_eq!(may(&Sender::Stranger), path.starts_with("/v1/enrol"), "{method} {path}");
         if may(&a_host) {
             open.push(format!("{method} {path}"));
         }
     }
     open.sort();
     let table = [
+        "GET /v1/hosts/home1",
         "GET /v1/revoked",
         "POST /v1/hosts/home1/certificate",
+        "POST /v1/hosts/home1/check",
         "POST /v1/hosts/home1/stops",
         "PUT /v1/hosts/home1",
     ];
@@ -487,7 +520,7 @@ fn the_controllers_own_address_is_its_name_or_one_that_other_machines_reach() {
     let url = |listen: &[&str], names: &[&str]| {
         let config = crate::Config {
             providers: None,
-            rent_budget: None,
+            rent_budget: Default::default(),
             state: "state".into(),
             listen: listen.iter().map(|address| address.parse().expect("an address")).collect(),
             names: names.iter().map(|name| (*name).to_owned()).collect(),
@@ -495,7 +528,7 @@ fn the_controllers_own_address_is_its_name_or_one_that_other_machines_reach() {
             insecure: false,
             doors: crate::Doors::default(),
             data: None,
-            keep_outputs_s: None,
+            keep_outputs_s: Default::default(),
             publish_ports: Default::default(),
             prices: None,
         };

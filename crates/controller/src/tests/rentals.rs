@@ -94,7 +94,8 @@ async fn start_of(
     traffic: Traffic,
     budget: Option<Money>,
 ) -> Arc<Supervisor> {
-    let renting = Renting { providers: vec![Arc::new(double.clone())], budget };
+    let renting =
+        Renting { providers: vec![Arc::new(double.clone())], budget: crate::Live::new(budget) };
     let own_url = Some("https://127.0.0.1:7000".to_owned());
     // Of the tests that have one.
     let prices = Some(dir.join("prices.yaml")).filter(|file| file.exists());

@@ -11,7 +11,12 @@ use perigee_model::network::BridgeName;
 use perigee_model::units::parse_duration;
 use perigee_model::{HostId, Problem, SiteId};
 
+use crate::commands::daemon::{self, Live};
 use crate::commands::network::NetworkFlags;
+use crate::config::{DaemonOptions, Told};
+
+/// The agent's directory.
+pub const STATE: &str = "/var/lib/perigee/agent";
 
 /// `perigee agent VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
@@ -33,7 +38,7 @@ pub struct RunArgs {
     #[arg(long, required = true, value_name = "IP:PORT")]
     listen: Vec<String>,
     /// Directory for the agent's records of its virtual machines
-    #[arg(long, default_value = "/var/lib/perigee/agent", value_name = "DIR")]
+    #[arg(long, default_value = STATE, value_name = "DIR")]
     state: PathBuf,
     /// The users of QEMU: each VM has one of these for itself
     #[arg(long, default_value_t, env = "PERIGEE_VM_UIDS", value_name = "FIRST-LAST")]
@@ -79,6 +84,8 @@ pub struct RunArgs {
     metadata: String,
     #[command(flatten)]
     network: NetworkFlags,
+    #[command(flatten)]
+    daemon: DaemonOptions,
 }
 
 fn lease(text: &str) -> Result<u64, String> {
@@ -87,8 +94,13 @@ fn lease(text: &str) -> Result<u64, String> {
 }
 
 /// Runs the agent until SIGTERM or SIGINT. VMs go on, and the next agent finds them again.
-pub async fn run(verb: Verb) -> Result<(), Problem> {
+pub async fn run(verb: Verb, told: Option<Told>) -> Result<(), Problem> {
     let Verb::Run(args) = verb;
+    let log = args.daemon.log.clone();
+    daemon::run(told, log, Live::log_only(), serve(*args)).await
+}
+
+async fn serve(args: RunArgs) -> Result<(), Problem> {
     let (end, metadata) = (args.lease_end, Some(args.metadata).filter(|url| url != "none"));
     let leased = args.leased.map(|length_s| Leased { length_s, end, metadata });
     let network = args.network.network();
@@ -163,7 +175,7 @@ mod tests {
         let run = async |more: &[&'static str]| {
             let words = words.clone().chain(more.iter().copied()).map(str::to_owned);
             let cli = Cli::try_parse_from(words.collect::<Vec<_>>());
-            run(cli.expect("its words").verb).await.expect_err("it has no identity")
+            run(cli.expect("its words").verb, None).await.expect_err("it has no identity")
         };
         let problem = run(&[]).await;
         assert!(!state.exists(), "a host that is not rented has no lease");

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::Subcommand;
+use clap::{Command, Subcommand};
+use perigee_controller::Live;
 use perigee_http::{Listen, PeerIdentity};
 use perigee_model::limits::KEEP_OUTPUTS_S;
 use perigee_model::money::Money;
@@ -11,67 +12,23 @@ use perigee_model::tasks::TaskStatus;
 use perigee_model::units::parse_duration;
 use perigee_model::{Problem, ProblemKind, SiteId};
 
+use crate::commands::daemon;
+use crate::commands::init::{self, InitArgs, STATE};
 use crate::commands::network::warn_insecure;
+use crate::commands::owner::AsOwner;
+use crate::config::{DaemonOptions, Told};
 use crate::context::Context;
 use crate::output::{self, Column};
 use crate::servers::controller_client;
 
 /// `perigee controller VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "a process has one of them")]
 pub enum Verb {
     /// Run the controller of a cluster
-    Run {
-        /// Directory for jobs, decisions, inputs and the repository's files
-        #[arg(long, default_value = STATE, value_name = "DIR")]
-        state: PathBuf,
-        /// Address of the API: `unix:PATH` or `IP:PORT`; may be given more than once
-        #[arg(long, required = true, value_name = "ADDRESS")]
-        listen: Vec<Listen>,
-        /// A DNS name at which people and programs call it over https; may be given more than once. Its certificate
-        /// names the addresses where it listens anyway
-        #[arg(long = "name", value_name = "NAME", conflicts_with = "insecure")]
-        names: Vec<String>,
-        /// The controller's site. Outputs that may not leave their site come to the controller only if it is there
-        #[arg(long)]
-        site: Option<SiteId>,
-        /// Talk plain HTTP over TCP: whoever reaches a port can do everything
-        #[arg(long)]
-        insecure: bool,
-        /// Serve files over SFTP on this address
-        #[arg(long, value_name = "HOST:PORT")]
-        sftp: Option<String>,
-        /// Keep the contents of users' files in an S3 store. Names stay in the controller's directory
-        #[arg(long, value_name = "s3://BUCKET/PREFIX")]
-        data: Option<String>,
-        /// The address of the S3 store, if it is not AWS's
-        #[arg(long, value_name = "URL", requires = "data")]
-        data_endpoint: Option<String>,
-        /// The credentials for the S3 store, as in `~/.aws/credentials` [default: those that AWS's tools would use]
-        #[arg(long, value_name = "FILE", requires = "data")]
-        data_credentials: Option<PathBuf>,
-        /// Delete the outputs of a job so long after its end, as `30d`, if its file does not say it [default: keep them]
-        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-        keep_outputs: Option<u64>,
-        /// The ports of hosts that tenants may publish. The operator's own VMs may publish others too
-        #[arg(long, value_name = "FIRST-LAST", default_value_t)]
-        publish_ports: PublishPorts,
-        /// What hosts, disks and traffic cost; the file is read again when it changes [default: nothing costs anything]
-        #[arg(long, value_name = "FILE")]
-        prices: Option<PathBuf>,
-        /// The file that names who has machines for rent; docs/providers.md says what is in it
-        #[arg(long, value_name = "FILE")]
-        providers: Option<PathBuf>,
-        /// What all rented hosts of 30 days together may cost, as `$20`; without it none is rented
-        #[arg(long, value_name = "MONEY", requires = "providers")]
-        rent_budget: Option<Money>,
-    },
-    /// Make the cluster's certificate authority, and print its fingerprint. `run` makes it too, if there is none
-    Init {
-        /// The controller's directory
-        #[arg(long, default_value = STATE, value_name = "DIR")]
-        state: PathBuf,
-    },
+    Run(Box<RunArgs>),
+    /// Make a cluster at this machine: its certificate authority, /etc/perigee/controller.yaml, the unit that runs the controller, and a token for
+    /// the first host. Without --listen, only the authority is made, and its fingerprint is printed. It may be run again
+    Init(Box<InitArgs>),
     /// Make a copy of a controller's directory the controller from its next start on, also a restored one. The hosts refuse the original and all
     /// other copies then
     TakeOver {
@@ -93,6 +50,56 @@ pub enum Verb {
     Tasks,
 }
 
+/// What [`Verb::Run`] takes.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    daemon: DaemonOptions,
+    /// Directory for jobs, decisions, inputs and the repository's files
+    #[arg(long, default_value = STATE, value_name = "DIR")]
+    state: PathBuf,
+    /// Address of the API: `unix:PATH` or `IP:PORT`; may be given more than once
+    #[arg(long, required = true, value_name = "ADDRESS")]
+    listen: Vec<Listen>,
+    /// A DNS name at which people and programs call it over https; may be given more than once. Its certificate
+    /// names the addresses where it listens anyway
+    #[arg(long = "name", value_name = "NAME", conflicts_with = "insecure")]
+    names: Vec<String>,
+    /// The controller's site. Outputs that may not leave their site come to the controller only if it is there
+    #[arg(long)]
+    site: Option<SiteId>,
+    /// Talk plain HTTP over TCP: whoever reaches a port can do everything
+    #[arg(long)]
+    insecure: bool,
+    /// Serve files over SFTP on this address
+    #[arg(long, value_name = "HOST:PORT")]
+    sftp: Option<String>,
+    /// Keep the contents of users' files in an S3 store. Names stay in the controller's directory
+    #[arg(long, value_name = "s3://BUCKET/PREFIX")]
+    data: Option<String>,
+    /// The address of the S3 store, if it is not AWS's
+    #[arg(long, value_name = "URL", requires = "data")]
+    data_endpoint: Option<String>,
+    /// The credentials for the S3 store, as in `~/.aws/credentials` [default: those that AWS's tools would use]
+    #[arg(long, value_name = "FILE", requires = "data")]
+    data_credentials: Option<PathBuf>,
+    /// Delete the outputs of a job so long after its end, as `30d`, if its file does not say it [default: keep them]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    keep_outputs: Option<u64>,
+    /// The ports of hosts that tenants may publish. The operator's own VMs may publish others too
+    #[arg(long, value_name = "FIRST-LAST", default_value_t)]
+    publish_ports: PublishPorts,
+    /// What hosts, disks and traffic cost; the file is read again when it changes [default: nothing costs anything]
+    #[arg(long, value_name = "FILE")]
+    prices: Option<PathBuf>,
+    /// The file that names who has machines for rent; docs/providers.md says what is in it
+    #[arg(long, value_name = "FILE")]
+    providers: Option<PathBuf>,
+    /// What all rented hosts of 30 days together may cost, as `$20`; without it none is rented
+    #[arg(long, value_name = "MONEY", requires = "providers")]
+    rent_budget: Option<Money>,
+}
+
 const TASKS: &[Column<TaskStatus>] = &[
     ("task", |task| task.name.clone()),
     ("rounds", |task| task.rounds.to_string()),
@@ -112,8 +119,6 @@ const TASKS: &[Column<TaskStatus>] = &[
     }),
 ];
 
-const STATE: &str = "/var/lib/perigee/controller";
-
 fn read_providers(file: Option<PathBuf>) -> Result<Option<String>, Problem> {
     let Some(file) = file else { return Ok(None) };
     let read = std::fs::read_to_string(&file).map_err(|e| {
@@ -123,57 +128,55 @@ fn read_providers(file: Option<PathBuf>) -> Result<Option<String>, Problem> {
     read.map(Some)
 }
 
-/// Runs the controller until SIGTERM or SIGINT, or works on the files of one.
-pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
+fn checked(keep_outputs_s: Option<u64>) -> Result<Option<u64>, Problem> {
+    let checked = keep_outputs_s.map(|keep_s| KEEP_OUTPUTS_S.check(keep_s)).transpose();
+    checked.map_err(|e| e.problem("can't take keep-outputs"))
+}
+
+/// Runs a controller until SIGTERM or SIGINT.
+async fn serve(args: RunArgs, told: Option<Told>) -> Result<(), Problem> {
+    if args.insecure {
+        warn_insecure();
+    }
+    let data = args.data.map(|store| {
+        perigee_controller::store_address(&store, args.data_endpoint, args.data_credentials)
+    });
+    let keep_outputs_s = Live::new(checked(args.keep_outputs)?);
+    let rent_budget = Live::new(args.rent_budget);
+    let config = perigee_controller::Config {
+        state: args.state,
+        listen: args.listen,
+        names: args.names,
+        site: args.site,
+        insecure: args.insecure,
+        doors: perigee_controller::Doors { sftp: args.sftp },
+        data: data.transpose()?,
+        keep_outputs_s: keep_outputs_s.clone(),
+        publish_ports: args.publish_ports,
+        prices: args.prices,
+        providers: read_providers(args.providers)?,
+        rent_budget: rent_budget.clone(),
+    };
+    let take = move |new: &Told| {
+        keep_outputs_s.set(checked(new.value("keep_outputs"))?);
+        rent_budget.set(new.value("rent_budget"));
+        Ok(())
+    };
+    let live = daemon::Live { keys: &["keep-outputs", "rent-budget"], take: Box::new(take) };
+    daemon::run(told, args.daemon.log, live, perigee_controller::run(config)).await
+}
+
+/// Runs the controller until SIGTERM or SIGINT, or works on the files of one. `root` is the whole command line.
+pub async fn run(
+    verb: Verb,
+    context: &Context,
+    (root, told): (Command, Option<Told>),
+) -> Result<(), Problem> {
     match verb {
-        Verb::Run {
-            state,
-            listen,
-            names,
-            site,
-            insecure,
-            sftp,
-            data,
-            data_endpoint,
-            data_credentials,
-            keep_outputs,
-            publish_ports,
-            prices,
-            providers,
-            rent_budget,
-        } => {
-            if insecure {
-                warn_insecure();
-            }
-            let data = data.map(|store| {
-                perigee_controller::store_address(&store, data_endpoint, data_credentials)
-            });
-            let data = data.transpose()?;
-            let keep_outputs_s = keep_outputs
-                .map(|keep_s| KEEP_OUTPUTS_S.check(keep_s))
-                .transpose()
-                .map_err(|e| e.problem("can't start the controller"))?;
-            let config = perigee_controller::Config {
-                state,
-                listen,
-                names,
-                site,
-                insecure,
-                doors: perigee_controller::Doors { sftp },
-                data,
-                keep_outputs_s,
-                publish_ports,
-                prices,
-                providers: read_providers(providers)?,
-                rent_budget,
-            };
-            perigee_controller::run(config).await
-        }
-        Verb::Init { state } => {
-            output::text(perigee_controller::authority(&state)?.fingerprint());
-            Ok(())
-        }
+        Verb::Run(args) => serve(*args, told).await,
+        Verb::Init(args) => init::run(*args, context, &root).await,
         Verb::TakeOver { state } => {
+            let _owner = AsOwner::of(&state)?;
             let term = perigee_controller::take_over(&state).await?;
             output::text(&format!(
                 "the controller in {} commands the hosts from its next start on, with terms above {term}",
@@ -182,7 +185,10 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             Ok(())
         }
         Verb::Operator { dir, state } => {
-            let authority = perigee_controller::authority(&state)?;
+            let authority = {
+                let _owner = AsOwner::of(&state)?;
+                perigee_controller::authority(&state)?
+            };
             authority.credentials(&PeerIdentity::Operator, &[])?.save(&dir)
         }
         Verb::RevokeOperators => {

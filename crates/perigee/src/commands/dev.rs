@@ -180,8 +180,8 @@ impl Daemons {
         let control = dir.join(VOLUME_CONTROL);
         let controller = perigee_controller::Config {
             providers: None,
-            rent_budget: None,
-            keep_outputs_s: None,
+            rent_budget: Default::default(),
+            keep_outputs_s: Default::default(),
             publish_ports: Default::default(),
             prices: None,
             state,

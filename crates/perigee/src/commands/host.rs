@@ -1,9 +1,8 @@
 //! `perigee host`, `perigee site` and `perigee link`
 
-use std::net::IpAddr;
-use std::path::PathBuf;
+use std::process::ExitCode;
 
-use clap::Subcommand;
+use clap::{Command, Subcommand};
 use perigee_http::{Client, Method};
 use perigee_model::auto_mode::AutoMode;
 use perigee_model::balance::{PlacePolicy, SetPlace};
@@ -16,8 +15,9 @@ use perigee_model::units::parse_duration;
 use perigee_model::waiting::{Waiting, WaitsFor, in_words};
 use perigee_model::{HostId, Problem, SiteId};
 
-use crate::commands::network::IDENTITY_DIR;
-use crate::commands::{balancing, draining, join, measuring, unknown};
+use crate::commands::doctor::{self, DoctorArgs};
+use crate::commands::join::{self, JoinArgs};
+use crate::commands::{balancing, draining, measuring, unknown};
 use crate::context::Context;
 use crate::kept_login;
 use crate::output::{self, Column};
@@ -45,19 +45,11 @@ pub enum HostVerb {
         #[arg(long, value_name = "URL")]
         controller: Option<String>,
     },
-    /// Join a cluster: run this on the new host
-    Join {
-        /// What `perigee host token` has printed at the controller [default: it is read from the standard input, where
-        /// other users of this host do not see it]
-        token: Option<JoinToken>,
-        /// Where this host's certificate and key are put
-        #[arg(long, value_name = "DIR", default_value = IDENTITY_DIR)]
-        identity: PathBuf,
-        /// An address of this host for the others; may be given more than once [default: the one that reaches the
-        /// controller]
-        #[arg(long, value_name = "IP")]
-        address: Vec<IpAddr>,
-    },
+    /// Join a cluster: run this on the new host. It looks at the machine, gets a certificate, writes the files of the daemons, and starts them
+    Join(Box<JoinArgs>),
+    /// Look at this machine as a host: KVM, programs, clock, ports, disk, what the controller reaches; and say what to do about what is wrong. Exit
+    /// code 0: no errors; 1: errors
+    Doctor(DoctorArgs),
     /// Refuse the certificates that a host has. It may join again with a new token
     Revoke {
         /// The host's name, as `perigee host list` shows it
@@ -227,31 +219,13 @@ const LINKS: &[Column<Link>] = &[
     }),
 ];
 
-/// Asks the controller; `host join` also writes this host's certificate.
-pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
+/// Asks the controller, or works on this host. `root` is the whole command line.
+pub async fn run(verb: HostVerb, context: &Context, root: Command) -> Result<ExitCode, Problem> {
     let client = || controller_client(context);
-    match verb {
-        HostVerb::Join { token, identity, address } => {
-            let token = token.map_or_else(join::read_token, Ok)?;
-            join::join(token, &identity, address).await
-        }
-        HostVerb::Token { host, controller } => {
-            let is_named = controller.is_some();
-            let controller_url = match controller {
-                None => kept_login::https_url(context)?,
-                named => named,
-            };
-            let (path, ask) = (format!("/v1/hosts/{host}/token"), NewToken { controller_url });
-            let made: MadeToken = client()?.post(&path, &ask).await?;
-            if let (false, Ok(token)) = (is_named, made.token.parse::<JoinToken>()) {
-                let url = token.controller_url;
-                output::note(&format!(
-                    "the host will look for the controller at {url}; if it is reached elsewhere: perigee host token {host} --controller URL"
-                ));
-            }
-            output::text(&made.token);
-            Ok(())
-        }
+    let done = match verb {
+        HostVerb::Join(args) => join::run(*args, &root).await,
+        HostVerb::Doctor(args) => return doctor::run(args, context, &root).await,
+        HostVerb::Token { host, controller } => token(host, controller, context).await,
         HostVerb::Revoke { host } => {
             let path = format!("/v1/hosts/{host}/revoke");
             let revoked: HostRevoked = client()?.post(&path, &serde_json::json!({})).await?;
@@ -290,7 +264,27 @@ pub async fn run(verb: HostVerb, context: &Context) -> Result<(), Problem> {
                 .await?;
             output::one(context.format, &removal, REMOVAL)
         }
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+/// Prints a token with which a host joins.
+async fn token(host: HostId, controller: Option<String>, context: &Context) -> Result<(), Problem> {
+    let is_named = controller.is_some();
+    let controller_url = match controller {
+        None => kept_login::https_url(context)?,
+        named => named,
+    };
+    let (path, ask) = (format!("/v1/hosts/{host}/token"), NewToken { controller_url });
+    let made: MadeToken = controller_client(context)?.post(&path, &ask).await?;
+    if let (false, Ok(token)) = (is_named, made.token.parse::<JoinToken>()) {
+        let url = token.controller_url;
+        output::note(&format!(
+            "the host will look for the controller at {url}; if it is reached elsewhere: perigee host token {host} --controller URL"
+        ));
     }
+    output::text(&made.token);
+    Ok(())
 }
 
 /// Prints the sites and their hosts, or what is said of a site.

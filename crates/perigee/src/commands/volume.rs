@@ -17,6 +17,7 @@ use perigee_model::waiting::in_words;
 use perigee_model::{HostId, ImageName, LeaveSite, Problem, SiteId, TenantName, VolumeName};
 
 use crate::arguments::size;
+use crate::commands::daemon::{self, Live};
 use crate::commands::host::note_silent;
 use crate::commands::iscsi_clients::IscsiClientOptions;
 use crate::commands::leave_site::LeaveSiteChange;
@@ -25,6 +26,7 @@ use crate::commands::network::NetworkFlags;
 use crate::commands::remotes::RemoteFlags;
 use crate::commands::trace::{self, TraceVerb};
 use crate::commands::{check, moving_volumes, replicas, unknown};
+use crate::config::{DaemonOptions, Told};
 use crate::context::Context;
 use crate::output::{self, Column};
 use crate::servers::{
@@ -258,6 +260,8 @@ pub struct Serve {
     /// What says that this host has booted anew; hosts that share a kernel need a file each
     #[arg(long, default_value = perigee_http::BOOT_ID, value_name = "FILE")]
     boot_id: PathBuf,
+    #[command(flatten)]
+    daemon: DaemonOptions,
 }
 
 const CLUSTER: &[Column<ClusterVolume>] = &[
@@ -311,7 +315,7 @@ const COMPACTED: &[Column<Compacted>] = &[
 ];
 
 /// Does what a verb asks for, and prints the result. Exit code 1: `volume check` has found faults.
-pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
+pub async fn run(verb: Verb, context: &Context, told: Option<Told>) -> Result<ExitCode, Problem> {
     let format = context.format;
     match verb {
         Verb::Check { name, pool } => {
@@ -371,7 +375,10 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
         }
         Verb::Compact { name, pool } => compact(context, &pool, &name).await?,
         Verb::Trace(verb) => trace::run(verb, format).await?,
-        Verb::Serve(ask) => serve(*ask).await?,
+        Verb::Serve(ask) => {
+            let log = ask.daemon.log.clone();
+            daemon::run(told, log, Live::log_only(), serve(*ask)).await?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -92,7 +92,8 @@ impl Cluster {
     /// A host that has joined, with daemons that will listen at this address.
     fn host(&self, name: &'static str, address: &str) -> Host<'_> {
         let identity = self.path(&format!("{name}-identity"));
-        let join = ["host", "join", "--identity", &identity, "--address", address];
+        let join =
+            ["host", "join", "--identity-only", "--identity", &identity, "--address", address];
         self.ok(&join, &self.token(name));
         Host::at(self, name, address)
     }
@@ -159,7 +160,8 @@ fn a_host_joins_with_a_token_that_is_good_for_one_time_and_an_operator_sees_it()
     let cluster = Cluster::up();
     let token = cluster.token("home1");
     let join = |identity: &str| {
-        cluster.run(&["host", "join", "--identity", &cluster.path(identity)], &token)
+        let identity = cluster.path(identity);
+        cluster.run(&["host", "join", "--identity-only", "--identity", &identity], &token)
     };
     let joined = join("home1-identity");
     assert!(joined.status.success(), "{joined:?}");

@@ -104,7 +104,7 @@ async fn look(cluster: &Arc<Cluster>, memory: &mut Memory) -> Result<String, Pro
     let rents = carried.decisions.iter().any(carry::is_rent);
     let look = Look {
         at_ms: Some(now_ms()),
-        budget_left: cluster.settings.renting.budget.map(|_| basis.rest.budget_left),
+        budget_left: cluster.settings.renting.budget.get().map(|_| basis.rest.budget_left),
         decisions: carried.decisions,
         nothing_because: if rents { String::new() } else { nothing_because },
         not_known,
@@ -131,7 +131,7 @@ fn why_nothing(
     snapshot: &Snapshot,
     no_more: &str,
 ) -> String {
-    if cluster.settings.renting.budget.is_none() {
+    if cluster.settings.renting.budget.get().is_none() {
         return "the controller was started without --rent-budget".to_owned();
     }
     if settings.mode == AutoMode::Off {

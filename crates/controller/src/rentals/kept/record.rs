@@ -50,7 +50,7 @@ pub fn spent(cluster: &Cluster, kept: &KeptDisk) -> Money {
 /// `Conflict` if the budget does not allow that; if the store fails.
 pub async fn reserve(cluster: &Cluster, kept: &KeptDisk) -> Result<(), Problem> {
     let what = || format!("can't keep the disk of host {}", kept.host);
-    let budget = cluster.settings.renting.budget.ok_or_else(|| {
+    let budget = cluster.settings.renting.budget.get().ok_or_else(|| {
         Problem::conflict(what(), "the cluster has no budget for rented hosts")
             .next("start the controller with --rent-budget")
     })?;

@@ -28,7 +28,10 @@ struct ByItself {
 }
 
 fn settings(double: &Double, budget: Money) -> Settings {
-    let renting = Renting { providers: vec![Arc::new(double.clone())], budget: Some(budget) };
+    let renting = Renting {
+        providers: vec![Arc::new(double.clone())],
+        budget: crate::Live::new(Some(budget)),
+    };
     let own_url = Some("https://127.0.0.1:7000".to_owned());
     Settings { own_url, renting, ..Settings::default() }
 }

@@ -236,7 +236,7 @@ impl Inside {
             .filter(|rental| !rental.state.is_over())
             .map(|rental| rental.reserved)
             .sum();
-        let budget = cluster.settings.renting.budget.expect("a budget");
+        let budget = cluster.settings.renting.budget.get().expect("a budget");
         if reserved > budget {
             self.wrong.push(format!("{reserved} is reserved of {budget}"));
         }

@@ -69,7 +69,10 @@ impl Rented {
         let file = dir.path().join("prices.yaml");
         std::fs::write(&file, prices).expect("write");
         let double = Double::default();
-        let renting = Renting { providers: vec![Arc::new(double.clone())], budget: Some(BUDGET) };
+        let renting = Renting {
+            providers: vec![Arc::new(double.clone())],
+            budget: crate::Live::new(Some(BUDGET)),
+        };
         let own_url = Some("https://127.0.0.1:7000".to_owned());
         let settings = Settings { own_url, renting, prices: Some(file), ..Settings::default() };
         let started = Supervisor::start_with(dir.path(), TIMING, Traffic::Plain, settings, None);

@@ -52,7 +52,7 @@ fn providers(dir: &Path) -> Renting {
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its mode");
     let file = format!("lab:\n  program: [{}, {}]\n", program.display(), dir.display());
     let providers = perigee_cloud::providers(&file).expect("a file of providers");
-    Renting { providers, budget: Some(BUDGET) }
+    Renting { providers, budget: crate::Live::new(Some(BUDGET)) }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
