@@ -21,6 +21,9 @@ const FILE_BYTES_MAX: u64 = 8 << 20;
 /// The most entries of one answer.
 pub const PAGE_ENTRIES_MAX: usize = 1000;
 
+/// How much of a log's end is read for its last entries.
+const TAIL_BYTES: u64 = 32 << 10;
+
 /// The longest path or name in an entry.
 const TEXT_BYTES_MAX: usize = 512;
 
@@ -104,6 +107,32 @@ impl Audit {
         entries.drain(..entries.len().saturating_sub(PAGE_ENTRIES_MAX));
         Ok(entries)
     }
+
+    /// As [`Self::read`], but only what stands in the last [`TAIL_BYTES`] of the present file.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn last(&self, tenant: &TenantName, since_ms: u64) -> Result<Vec<AuditEntry>, Problem> {
+        let unread = |error: io::Error| Problem::internal("can't read the audit log", error);
+        let file = match File::open(self.path(tenant)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(unread(error)),
+        };
+        let from = file.metadata().map_err(unread)?.len().saturating_sub(TAIL_BYTES);
+        let mut tail = vec![0; usize::try_from(TAIL_BYTES).unwrap_or_default()];
+        let mut read = 0;
+        while read < tail.len() {
+            match file.read_at(&mut tail[read..], from + read as u64).map_err(unread)? {
+                0 => break,
+                more => read += more,
+            }
+        }
+        // Of a line that begins before this a part would be read, which is no entry either.
+        let lines = tail[..read].split(|byte| *byte == b'\n');
+        let entries = lines.filter_map(|line| serde_json::from_slice::<AuditEntry>(line).ok());
+        Ok(entries.filter(|entry| entry.at_ms >= since_ms).collect())
+    }
 }
 
 fn old(path: &Path) -> PathBuf {
@@ -166,5 +195,9 @@ mod tests {
         assert_eq!(all.last().map(|last| last.at_ms), Some(3 * in_a_file - 1));
         assert_eq!(audit.read(&acme, 3 * in_a_file - 5).expect("entries").len(), 5);
         assert_eq!(audit.read(&blue, 0).expect("entries").len(), 1, "another tenant's are kept");
+        let last = audit.last(&acme, 0).expect("the end");
+        assert!((1..200).contains(&last.len()), "{} entries", last.len());
+        assert_eq!(last, all[all.len() - last.len()..]);
+        assert_eq!(audit.last(&blue, 0).expect("its end"), audit.read(&blue, 0).expect("all"));
     }
 }

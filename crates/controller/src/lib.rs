@@ -24,6 +24,7 @@
 //! amounts, drain, balance, measuring
 //! rentals
 //! api
+//! web
 //! supervisor
 //! fuzzing
 //! ```
@@ -71,6 +72,7 @@
 //! | Which problems end a job, and which does it wait for? | `troubled` in `jobs/driver.rs` |
 //! | How are tenants, users and tokens kept, and what counts for a quota? | `cluster/accounts.rs`, `accounts.rs`, `tenants.rs`, `accounts/usage.rs`; VMs, vCPUs and memory: `planner/src/queue/mod.rs` |
 //! | What may a job cost, what has it cost, and what does a budget allow? | `ledger.rs`, `cluster/ledger.rs`, `jobs/cost.rs`; what hosts cost: `prices.rs`, `cluster/price_list.rs`, `model/src/prices.rs`; which way is chosen: `planner/src/options/cost.rs`; rented hosts: `rentals/money.rs`, and what leaves their sites: `ledger/left_site.rs` |
+//! | What does a person see in a browser, and how does one log in there? | `web/mod.rs`; the HTML: the crate `web` |
 //! | What is in the audit log? | `audit.rs`, `api/callers.rs` |
 //! | Does a user learn anything of another tenant? | `tests/tenant_walk.rs` |
 //! | Who may send which request to which daemon? | `api/callers.rs`, `agent/src/callers.rs`, `volume/src/control/callers.rs` |
@@ -120,6 +122,7 @@ mod tenants;
 mod term;
 mod tpm;
 mod vms;
+mod web;
 
 #[cfg(test)]
 mod tests;
@@ -302,7 +305,7 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
     let timing = Timing::default();
     let started = Supervisor::start_with(&config.state, timing, traffic, settings, objects);
     let supervisor = started.await?;
-    let router = api::router(supervisor.cluster.clone());
+    let router = web::router(supervisor.cluster.clone());
     let network = &supervisor.cluster.network;
     let serve = async {
         let bound = perigee_http::bind(router, &config.listen, network).await?;

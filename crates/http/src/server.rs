@@ -253,6 +253,38 @@ mod tests {
         assert!(refused.contains("forbidden"), "{refused}");
     }
 
+    /// A tunnel (`ssh -L`) leads a browser to a unix socket.
+    #[tokio::test]
+    async fn a_web_page_does_not_reach_a_unix_socket_through_a_tunnel() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let dir = tempfile::tempdir().expect("a directory");
+        let socket = dir.path().join("socket");
+        let say = axum::routing::get(async |peer: crate::Peer| crate::Json(peer.to_string()));
+        let router = Router::new().route("/", say);
+        let listens = [Listen::Unix(socket.clone())];
+        tokio::spawn(async move { serve(router, &listens, &Network::Plain).await });
+        let begun = std::time::Instant::now();
+        while UnixStream::connect(&socket).await.is_err() {
+            assert!(begun.elapsed().as_secs() < 60, "nobody listens");
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        for (headers, is_answered) in [
+            ("host: localhost:7000", true),
+            ("host: localhost:7000\r\norigin: http://localhost:7000", true),
+            ("host: localhost:7000\r\norigin: http://evil.example", false),
+            ("host: localhost:7000\r\nsec-fetch-site: cross-site", false),
+            ("host: evil.example:7000", false),
+        ] {
+            let mut stream = UnixStream::connect(&socket).await.expect("a connection");
+            let request = format!("GET / HTTP/1.1\r\n{headers}\r\nconnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.expect("sent");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.expect("an answer");
+            let status = if is_answered { "HTTP/1.1 200" } else { "HTTP/1.1 403" };
+            assert!(answer.starts_with(status), "{headers}: {answer}");
+        }
+    }
+
     #[test]
     fn an_address_is_a_socket_or_a_host_and_port() {
         assert_eq!("unix:/a/b".parse(), Ok(Listen::Unix("/a/b".into())));

@@ -110,6 +110,14 @@ pub static USERS: Limit = Limit::new("a tenant's number of users", Unit::Count, 
 /// Tokens of a user that are not revoked, and have not expired.
 pub static ACCESS_TOKENS: Limit = Limit::new("a user's number of tokens", Unit::Count, 0, 20);
 
+/// Pages that the controller keeps fresh: each is an open connection, and is looked at every few seconds.
+pub static LIVE_PAGES: Limit =
+    Limit::new("the number of pages that are kept fresh", Unit::Count, 0, 100);
+
+/// The same of one user, so that one leaves room for the others.
+pub static LIVE_PAGES_OF_ONE: Limit =
+    Limit::new("a user's number of pages that are kept fresh", Unit::Count, 0, 20);
+
 /// How long a user's token is good for.
 pub static ACCESS_TOKEN_S: Limit =
     Limit::new("how long a token is good for", Unit::Seconds, 60, 365 * 86_400);
@@ -465,7 +473,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 78] = [
+    const ALL: [&Limit; 81] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -481,6 +489,8 @@ mod tests {
         &TENANTS,
         &USERS,
         &ACCESS_TOKENS,
+        &LIVE_PAGES,
+        &LIVE_PAGES_OF_ONE,
         &ACCESS_TOKEN_S,
         &SSH_KEYS,
         &JOB_NAME_BYTES,

@@ -376,8 +376,19 @@ impl<N: Named> FromRequestParts<Arc<Cluster>> for Full<N> {
             .await
             .map_err(|e| invalid(e.body_text()))?;
         let caller = Caller::from_request_parts(parts, cluster).await?;
+        Self::meant(cluster, &caller, text).await
+    }
+}
+
+impl<N: Named> Full<N> {
+    /// The full name that this caller means by a text in a path.
+    ///
+    /// # Errors
+    /// `Invalid` for what is no name; that there is no such thing, if it is of a job that this caller does not see.
+    pub async fn meant(cluster: &Cluster, caller: &Caller, text: String) -> Result<Self, Failure> {
         // What was written is checked first, so that an error shows it.
-        let written = N::named(text).map_err(|e| invalid(e.to_string()))?;
+        let written =
+            N::named(text).map_err(|e| Failure(Problem::invalid("request path", e.to_string())))?;
         Ok(Self(caller.seen_name(cluster, &written).await?))
     }
 }

@@ -1,6 +1,7 @@
 //! Who may send which request to the controller. A process of the controller's host may do everything over the unix
 //! socket, which is protected by the permissions of its directory; so may an operator's certificate, and with `--insecure`
-//! whoever sends no token. A user is known by its token, over any connection.
+//! whoever sends no token. A user is known by its token, over any connection. A browser has the token in a cookie ([`super::cookie`]), which
+//! counts for the pages only, and only if one of them has sent the request.
 //!
 //! [`TABLE`] says who may ask for what. What is not in it is for admins only. Which things a user sees is decided by
 //! [`super::caller`].
@@ -15,11 +16,13 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use perigee_http::guard::by_own_page;
 use perigee_http::{ClientAddress, Failure, NOTICE_HEADER, Peer, PeerIdentity};
 use perigee_model::tenant::{AuditEntry, Role};
 use perigee_model::{HostId, Problem, TenantName};
 
 use super::caller::Caller;
+use super::cookie;
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::term;
@@ -27,6 +30,8 @@ use crate::term;
 /// Who may send a request. Admins may send all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum May {
+    /// Whoever it is.
+    Anybody,
     /// A client that has neither a certificate nor a token.
     Stranger,
     /// The host whose name is in the path.
@@ -43,6 +48,43 @@ pub enum May {
 /// `{x}` stands for one part of a path, and `{*x}` for all that follows; `*` is every method.
 #[rustfmt::skip]
 pub const TABLE: &[(May, &str, &str)] = &[
+    // The pages that people look at.
+    (May::Anybody,  "GET",    "/login"),
+    (May::Anybody,  "POST",   "/login"),
+    (May::Anybody,  "POST",   "/logout"),
+    (May::Anybody,  "GET",    "/authority.pem"),
+    (May::Anybody,  "GET",    "/web/style.css"),
+    (May::Anybody,  "GET",    "/web/page.js"),
+    (May::Member,   "GET",    "/"),
+    (May::Member,   "GET",    "/live"),
+    (May::Member,   "GET",    "/jobs"),
+    (May::Member,   "GET",    "/jobs/{job}"),
+    (May::Member,   "GET",    "/jobs/{job}/log/live"),
+    (May::Member,   "GET",    "/jobs/{job}/output.tar"),
+    (May::Member,   "GET",    "/jobs/{job}/cancel"),
+    (May::Member,   "POST",   "/jobs/{job}/cancel"),
+    (May::Member,   "GET",    "/queue"),
+    (May::Member,   "GET",    "/vms"),
+    (May::Member,   "GET",    "/vms/{vm}"),
+    (May::Member,   "GET",    "/vms/{vm}/start"),
+    (May::Member,   "POST",   "/vms/{vm}/start"),
+    (May::Member,   "GET",    "/vms/{vm}/stop"),
+    (May::Member,   "POST",   "/vms/{vm}/stop"),
+    (May::Member,   "GET",    "/volumes"),
+    (May::Member,   "GET",    "/volumes/{volume}"),
+    (May::Member,   "GET",    "/sites"),
+    (May::Operator, "GET",    "/audit"),
+    (May::Operator, "GET",    "/tenants"),
+    (May::Operator, "GET",    "/tenants/{tenant}"),
+    (May::Admin,    "GET",    "/hosts"),
+    (May::Admin,    "GET",    "/hosts/{host}"),
+    (May::Admin,    "GET",    "/hosts/{host}/drain"),
+    (May::Admin,    "POST",   "/hosts/{host}/drain"),
+    (May::Admin,    "GET",    "/hosts/{host}/undrain"),
+    (May::Admin,    "POST",   "/hosts/{host}/undrain"),
+    (May::Admin,    "GET",    "/rentals"),
+    (May::Admin,    "GET",    "/rentals/{rental}"),
+    // The API, and the doors for files.
     (May::Stranger, "POST",   "/v1/enrol"),
     (May::Stranger, "POST",   "/v1/enrol/check"),
     (May::ThisHost, "GET",    "/v1/hosts/{host}"),
@@ -192,7 +234,9 @@ impl Sender {
     /// # Errors
     /// When a token does not count, or it is not known who sends the request.
     fn of(cluster: &Cluster, request: &Request) -> Result<Self, String> {
-        if let Some(token) = token(request.headers(), request.uri().path()) {
+        let path = request.uri().path();
+        let in_header = token(request.headers(), path);
+        if let Some(token) = in_header.or_else(|| cookie::token(request.headers(), path)) {
             let known = cluster.accounts.by_token(&token);
             let refusal = || cluster.accounts.refusal(&token, &cluster.clock);
             let (user, token) = known.ok_or_else(refusal)?;
@@ -270,10 +314,14 @@ pub fn may(sender: &Sender, method: &Method, path: &str) -> bool {
         matched(pattern, path).filter(|_| is_of).map(|first| (*may, first))
     });
     let (least, first) = found.unwrap_or((May::Admin, None));
+    if least == May::Anybody {
+        return true;
+    }
     match sender {
         Sender::User(caller) => match least {
             May::Member => true,
             May::Operator => caller.role >= Role::Operator,
+            May::Anybody => true,
             May::Stranger | May::ThisHost | May::Host | May::Admin => caller.is_admin(),
         },
         Sender::Host(own) => match least {
@@ -304,6 +352,10 @@ pub async fn admit(
         (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, challenge)], problem.into_body())
             .into_response()
     };
+    let is_from_cookie = cookie::token(request.headers(), &path).is_some();
+    if is_from_cookie && let Err(why) = by_own_page(&method, request.headers()) {
+        return refuse(why);
+    }
     let sender = match Sender::of(&cluster, &request) {
         Ok(sender) => sender,
         Err(why) => {
@@ -413,7 +465,8 @@ impl Unwritten {
         let is_noise = match sender {
             Sender::User(_) => reads,
             Sender::Host(_) => reads || *method == Method::PUT,
-            Sender::Stranger | Sender::Controller => false,
+            // Who logs in is noted with the name that the token has.
+            Sender::Stranger | Sender::Controller => path == cookie::LOGIN,
         };
         let entry = AuditEntry {
             at_ms: now_ms(),
@@ -435,7 +488,7 @@ impl Unwritten {
         let refused = refusals.iter().any(|status| self.entry.status == status.as_u16());
         match self.sender {
             Sender::User(_) | Sender::Host(_) => !self.is_noise || refused,
-            Sender::Stranger | Sender::Controller => !refused,
+            Sender::Stranger | Sender::Controller => !self.is_noise && !refused,
         }
     }
 }

@@ -87,7 +87,7 @@ pub async fn delete(
 pub struct Cancelling {
     /// The VM is stopped at once, and the outputs are what is on its disks. The second time, there are none.
     #[serde(default)]
-    now: bool,
+    pub now: bool,
 }
 
 /// Cancels a job. The answer comes at once. A command that runs is ended, and the outputs that it has are fetched. After 5
@@ -133,10 +133,10 @@ pub async fn cancel_move(State(cluster): Shared, Full(job): Full<JobId>) -> Repl
 #[derive(Debug, Deserialize)]
 pub struct Page {
     #[serde(default)]
-    after: u64,
-    limit: Option<usize>,
-    rank: Option<u32>,
-    after_each: Option<String>,
+    pub after: u64,
+    pub limit: Option<usize>,
+    pub rank: Option<u32>,
+    pub after_each: Option<String>,
 }
 
 /// The first log lines with a number higher than `after`, at most `limit`. An empty answer means that there are

@@ -1,21 +1,22 @@
 //! The controller's HTTP API and its OpenAPI document, made from the same handlers.
 
 mod balance;
-mod caller;
+pub mod caller;
 mod callers;
-mod catalog;
+pub mod catalog;
+pub mod cookie;
 pub mod doors;
 mod enrol;
-mod hosts;
-mod jobs;
+pub mod hosts;
+pub mod jobs;
 mod metrics;
 mod networks;
-mod prices;
-mod rentals;
-mod renting;
-mod tasks;
-mod tenants;
-mod vms;
+pub mod prices;
+pub mod rentals;
+pub mod renting;
+pub mod tasks;
+pub mod tenants;
+pub mod vms;
 
 use std::sync::Arc;
 
@@ -33,9 +34,10 @@ use utoipa_axum::routes;
 
 use crate::cluster::Cluster;
 pub use caller::Caller;
-pub(crate) use callers::note_unknown;
 #[cfg(test)]
-pub use callers::{Sender, TABLE, may};
+pub use callers::TABLE;
+pub(crate) use callers::note_unknown;
+pub use callers::{Sender, admit, may};
 #[cfg(test)]
 pub use metrics::page as metrics_page;
 
@@ -249,7 +251,7 @@ pub fn router(cluster: Arc<Cluster>) -> Router {
         .fallback(nothing_here)
         .with_state(Arc::clone(&cluster))
         .merge(doors::router(&cluster));
-    router.layer(from_fn_with_state(cluster, callers::admit))
+    router.layer(from_fn_with_state(cluster, admit))
 }
 
 async fn nothing_here(request: axum::extract::Request) -> Failure {
@@ -259,7 +261,7 @@ async fn nothing_here(request: axum::extract::Request) -> Failure {
 
 /// A path parameter that is no tenant's ([`caller::Full`] is for the others). If it is not a valid name, the answer is a
 /// [`Problem`].
-struct Name<T>(T);
+pub struct Name<T>(pub T);
 
 impl<T, S> axum::extract::FromRequestParts<S> for Name<T>
 where

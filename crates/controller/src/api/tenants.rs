@@ -13,6 +13,7 @@ use serde::Deserialize;
 use super::caller::Caller;
 use super::{Name, Shared, json, to_its_end};
 use crate::accounts;
+use crate::cluster::Cluster;
 use crate::tenants;
 
 /// A tenant and one of its users, in a path.
@@ -32,8 +33,8 @@ pub async fn me(caller: Caller) -> Reply<Me> {
 #[derive(Debug, Deserialize)]
 pub struct Since {
     #[serde(default)]
-    since_ms: u64,
-    tenant: Option<TenantName>,
+    pub since_ms: u64,
+    pub tenant: Option<TenantName>,
 }
 
 /// The last entries of a tenant's audit log, the oldest first, at most 1000. The log has what was asked for but reading, and
@@ -47,13 +48,26 @@ pub async fn audit(
     query: Result<Query<Since>, QueryRejection>,
 ) -> Reply<Vec<AuditEntry>> {
     let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    let (tenant, since_ms) = audited(&cluster, &caller, ask)?;
+    let read = tokio::task::spawn_blocking(move || cluster.audit.read(&tenant, since_ms));
+    json(read.await.map_err(|e| Problem::internal("can't read the audit log", e))??)
+}
+
+/// The very last entries of the caller's own log, as [`audit`] has them: so much is read in no time, however long the log is.
+pub async fn last_changes(State(cluster): Shared, caller: Caller) -> Reply<Vec<AuditEntry>> {
+    let (tenant, since_ms) = audited(&cluster, &caller, Since { since_ms: 0, tenant: None })?;
+    let read = tokio::task::spawn_blocking(move || cluster.audit.last(&tenant, since_ms));
+    json(read.await.map_err(|e| Problem::internal("can't read the audit log", e))??)
+}
+
+/// Whose log is read, and from when on.
+fn audited(cluster: &Cluster, caller: &Caller, ask: Since) -> Result<(TenantName, u64), Problem> {
     let tenant = ask.tenant.unwrap_or_else(|| caller.tenant.clone());
     caller.check_tenant(&tenant)?;
     // The log is kept when a tenant is deleted. Another tenant may get its name.
     let created_ms = cluster.accounts.created_ms(&tenant)?;
     let since_ms = if caller.is_admin() { ask.since_ms } else { ask.since_ms.max(created_ms) };
-    let read = tokio::task::spawn_blocking(move || cluster.audit.read(&tenant, since_ms));
-    json(read.await.map_err(|e| Problem::internal("can't read the audit log", e))??)
+    Ok((tenant, since_ms))
 }
 
 /// The tenants, each with what it may use and what it uses.
@@ -256,7 +270,7 @@ mod tests {
     use perigee_model::tenant::Role;
 
     use super::*;
-    use crate::cluster::{Cluster, Timing, Traffic};
+    use crate::cluster::{Timing, Traffic};
     use crate::tests::PATIENCE;
 
     /// A cluster, and what is kept for as long as it is used.

@@ -101,8 +101,8 @@ pub struct HostEntry {
     sites: Option<(Instant, Arc<Vec<SiteAddress>>)>,
     /// The last figures of its volume server.
     stats: Option<(Instant, Arc<Vec<ExportStats>>)>,
-    /// When its pool was last asked for its free bytes, and the last answer.
-    pool: Option<(Instant, Option<u64>)>,
+    /// When its pool was last asked for its free bytes, and the last answer: the free bytes and all.
+    pool: Option<(Instant, Option<(u64, u64)>)>,
     /// That it is to be drained, as its record has it.
     pub(super) drain: Option<Drain>,
     /// What was still there when that was last looked at.
@@ -149,7 +149,12 @@ impl HostEntry {
 
     /// The bytes that were free in its pool when the pool was last asked.
     pub fn pool_free_bytes(&self) -> Option<u64> {
-        self.pool?.1
+        Some(self.pool?.1?.0)
+    }
+
+    /// The size of the filesystem that its pool is on, as last said.
+    pub fn pool_size_bytes(&self) -> Option<u64> {
+        Some(self.pool?.1?.1)
     }
 }
 
@@ -330,17 +335,17 @@ impl Hosts {
             let mut hosts = self.lock();
             let Some(known) = hosts.get_mut(id) else { return };
             // What was never known is asked for again at once: a volume comes to no pool of which nothing is known.
-            let is_known = |(_, bytes): &(Instant, Option<u64>)| bytes.is_some();
+            let is_known = |(_, room): &(Instant, Option<_>)| room.is_some();
             if known.pool.filter(is_known).is_some_and(|(asked, _)| asked.elapsed() < POOL_AGE_MAX)
             {
                 return;
             }
-            known.pool = Some((Instant::now(), known.pool.and_then(|(_, bytes)| bytes)));
+            known.pool = Some((Instant::now(), known.pool.and_then(|(_, room)| room)));
             Arc::clone(&known.link)
         };
         let answer = link.volume.get::<PoolInfo>("/v1/pool").await;
         if let (Ok(pool), Some(known)) = (answer, self.lock().get_mut(id)) {
-            known.pool = Some((Instant::now(), Some(pool.free_bytes)));
+            known.pool = Some((Instant::now(), Some((pool.free_bytes, pool.total_bytes))));
         }
     }
 

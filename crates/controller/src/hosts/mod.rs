@@ -223,6 +223,7 @@ fn view(id: &HostId, known: &HostEntry, used: &BTreeMap<HostId, u64>, deadline: 
         pressure: report.map(|r| r.pressure).unwrap_or_default(),
         vcpus_1m: known.vcpus_1m(None).map(|(_, load)| load),
         pool_free_bytes: known.pool_free_bytes(),
+        pool_size_bytes: known.pool_size_bytes(),
         accelerator: report.map(|r| r.accelerator),
         cpu_model: report.map(|r| r.cpu_model.clone()).unwrap_or_default(),
         warnings,

@@ -370,7 +370,8 @@ fn the_table_of_callers_has_every_operation_once() {
         "* /dav",
         "* /dav/{*path}",
     ];
-    let others = others.map(str::to_owned);
+    let pages = crate::web::routes();
+    let others = others.map(str::to_owned).into_iter().chain(pages);
     let mut served: Vec<String> =
         routes.iter().map(|(method, path)| format!("{} {path}", method.to_uppercase())).collect();
     served.extend(others);

@@ -45,6 +45,7 @@ mod tenants;
 mod term;
 mod unknown;
 mod volume_moves;
+mod web;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -51,6 +51,9 @@ pub struct Host {
     pub vcpus_1m: Option<VcpuUse>,
     /// Free bytes of its pool, as last reported; `None` if that is not known.
     pub pool_free_bytes: Option<u64>,
+    /// The size of the filesystem that its pool is on, as last reported; `None` if that is not known.
+    #[serde(default)]
+    pub pool_size_bytes: Option<u64>,
     /// What its VMs run with; `None` until it has reported.
     pub accelerator: Option<Accelerator>,
     /// As the processor names itself: under KVM a VM moves only between hosts with equal ones.

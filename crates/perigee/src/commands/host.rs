@@ -181,6 +181,7 @@ const DETAILS: &[Column<Host>] = &[
     ("vms wait for a cpu", |h| output::percent(h.vcpus_1m.map(VcpuUse::run_delay_share))),
     ("free memory", |h| h.memory_available_bytes.map_or_else(|| "-".to_owned(), output::bytes)),
     ("free in its pool", |h| h.pool_free_bytes.map_or_else(|| "-".to_owned(), output::bytes)),
+    ("size of its pool", |h| h.pool_size_bytes.map_or_else(|| "-".to_owned(), output::bytes)),
     ("lease", |h| h.lease.as_ref().map_or_else(|| "-".to_owned(), HostLease::in_words)),
     ("taken back", |h| h.notice.as_ref().map_or_else(|| "-".to_owned(), HostNotice::in_words)),
     ("warnings", |h| h.warnings.join("\n")),

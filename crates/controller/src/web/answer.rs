@@ -1,0 +1,131 @@
+//! What all pages have in common: the headers that a browser keeps to, and refusals as pages.
+
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, LOCATION,
+    REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderName, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{Html, IntoResponse as _, Response};
+use perigee_http::Peer;
+use perigee_model::Problem;
+use perigee_web::parts::{Page, Section, Tone, Trouble};
+use perigee_web::{Frame, SCRIPT, STYLE, document};
+
+use crate::api::cookie;
+
+/// Nothing but what this server sends as files of their own: no text of a user becomes a program, whatever a page shows.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+    connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+/// More of a problem is not read.
+const PROBLEM_BYTES_MAX: usize = 64 << 10;
+
+/// The headers of every page. A form says which page it is of only where the policy of referrers lets it (`same-origin`).
+const HEADERS: [(HeaderName, &str); 5] = [
+    (CONTENT_SECURITY_POLICY, POLICY),
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (REFERRER_POLICY, "same-origin"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
+/// A file that has another path when it has other content.
+const KEPT: &str = "public, max-age=31536000, immutable";
+
+pub async fn style() -> Response {
+    ([(CONTENT_TYPE, "text/css; charset=utf-8"), (CACHE_CONTROL, KEPT)], STYLE).into_response()
+}
+
+pub async fn script() -> Response {
+    let kind = "text/javascript; charset=utf-8";
+    ([(CONTENT_TYPE, kind), (CACHE_CONTROL, KEPT)], SCRIPT).into_response()
+}
+
+/// Makes a page of a refusal, sends whoever is not known to the page where one logs in, and adds the headers.
+pub async fn finish(request: Request, next: Next) -> Response {
+    let method = request.method().clone();
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
+    let headers = request.headers();
+    let has_cookie = cookie::token(headers, request.uri().path()).is_some();
+    let is_stranger = matches!(request.extensions().get::<Peer>(), Some(Peer::Stranger) | None);
+    let is_unknown = is_stranger && !has_cookie && !headers.contains_key(AUTHORIZATION);
+    let is_page = cookie::is_page(request.uri().path());
+    let answer = next.run(request).await;
+    let status = answer.status();
+    // The cookie's token is wrong, or over.
+    let is_over = has_cookie && status == StatusCode::UNAUTHORIZED;
+    let mut answer = if is_page && (is_over || (is_unknown && status == StatusCode::FORBIDDEN)) {
+        to_login(&method, &path, is_over)
+    } else if status.is_client_error() || status.is_server_error() {
+        refusal(answer).await
+    } else {
+        answer
+    };
+    for (name, value) in HEADERS {
+        answer.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    // What a page shows is nobody else's.
+    let headers = answer.headers_mut();
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    answer
+}
+
+/// Sends a browser to the page where one logs in, and from there back.
+fn to_login(method: &Method, path: &str, is_over: bool) -> Response {
+    // A stream of events is no page to come back to, and what was to be done is not done unasked.
+    let is_page =
+        *method == Method::GET && !path.starts_with("/live") && !path.contains("/log/live");
+    if !is_page {
+        let mut answer = StatusCode::UNAUTHORIZED.into_response();
+        forget(&mut answer, is_over);
+        return answer;
+    }
+    let to = match path {
+        "/" => cookie::LOGIN.to_owned(),
+        path => format!("{}?to={}", cookie::LOGIN, document::in_query(path)),
+    };
+    let mut answer = StatusCode::SEE_OTHER.into_response();
+    if let Ok(to) = HeaderValue::from_str(&to) {
+        answer.headers_mut().insert(LOCATION, to);
+    }
+    forget(&mut answer, is_over);
+    answer
+}
+
+fn forget(answer: &mut Response, is_over: bool) {
+    if is_over && let Ok(cookie) = HeaderValue::from_str(&cookie::clear()) {
+        answer.headers_mut().insert(SET_COOKIE, cookie);
+    }
+}
+
+/// A problem as a page. What is no problem stays as it is.
+async fn refusal(answer: Response) -> Response {
+    let (mut parts, body) = answer.into_parts();
+    let is_json = parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+    if !is_json {
+        return Response::from_parts(parts, body);
+    }
+    let bytes = to_bytes(body, PROBLEM_BYTES_MAX).await.unwrap_or_default();
+    let Ok(problem) = serde_json::from_slice::<Problem>(&bytes) else {
+        return Response::from_parts(parts, Body::from(bytes));
+    };
+    parts.headers.remove(CONTENT_TYPE);
+    parts.headers.remove("content-length");
+    let page = Html(document::render(&of_problem(&problem), &Frame::default()));
+    (parts.status, parts.headers, page).into_response()
+}
+
+fn of_problem(problem: &Problem) -> Page {
+    let trouble = Trouble {
+        tone: Tone::Bad,
+        what: problem.what.clone(),
+        href: String::new(),
+        why: problem.why.clone(),
+        next: problem.next.clone(),
+    };
+    let section = Section::new("problem", "What is wrong", "").linked("The first page", "/");
+    Page::new("This can't be shown", "", vec![Section { troubles: vec![trouble], ..section }])
+}

@@ -1,0 +1,252 @@
+//! Server-sent events: that what a page shows has changed, and the new lines of a job's log.
+//!
+//! Nothing tells when a figure of a host or a VM changes: the controller asks for it. So an open page is made anew every
+//! [`LOOK_EVERY`], and what is told is only whether it differs. It is made for the same caller as the page itself, who is
+//! looked up again each time: a token that is over, or a role that has changed, counts at once.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, Method, Uri};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::stream;
+use perigee_http::Failure;
+use perigee_model::guest::LogStream;
+use perigee_model::job::{Job, LogLine};
+use perigee_model::limits::{LIVE_PAGES, LIVE_PAGES_OF_ONE};
+use perigee_model::{JobId, Problem, ProblemKind};
+use perigee_web::PageText;
+use perigee_web::parts::LoggedLine;
+use serde::Deserialize;
+
+use super::ask::{self, Ask};
+use super::{Shared, Web, pages};
+use crate::api::Caller;
+use crate::cluster::Cluster;
+
+/// How often an open page is made anew.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
+/// How often a log is looked at for new lines.
+const LOG_EVERY: Duration = Duration::from_secs(1);
+/// A silent stream says so often that it is there, and so notices that its reader has gone.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
+/// A stream ends after this time, and the browser opens another one: certificates are checked when a request comes.
+const LIFE_MAX: Duration = Duration::from_secs(600);
+/// A browser waits so long before it opens a lost stream again.
+const AGAIN: Duration = Duration::from_secs(2);
+/// So many lines of a log are read at a time.
+const LINES: usize = 500;
+
+/// How many streams each user has open.
+#[derive(Debug, Default)]
+pub struct LivePages(Mutex<BTreeMap<String, u32>>);
+
+/// One of them. It counts until it is dropped.
+#[derive(Debug)]
+struct Place {
+    all: Arc<LivePages>,
+    who: String,
+}
+
+impl LivePages {
+    /// # Errors
+    /// `Unavailable`, with the limit, if there are too many.
+    fn begin(self: &Arc<Self>, who: &str) -> Result<Place, Problem> {
+        let full = |error: perigee_model::limits::OutOfLimits| {
+            Problem::new(ProblemKind::Unavailable, "can't keep the page fresh", error)
+                .next("close other pages, or load this one again to see what is new")
+        };
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        LIVE_PAGES.check(open.values().sum::<u32>() + 1).map_err(full)?;
+        let own = open.entry(who.to_owned()).or_default();
+        LIVE_PAGES_OF_ONE.check(*own + 1).map_err(full)?;
+        *own += 1;
+        Ok(Place { all: Arc::clone(self), who: who.to_owned() })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = open.get_mut(&self.who) {
+            *own = own.saturating_sub(1);
+            if *own == 0 {
+                open.remove(&self.who);
+            }
+        }
+    }
+}
+
+/// A stream's reader, and since when it reads.
+struct Reader {
+    cluster: Arc<Cluster>,
+    caller: Caller,
+    begun: Instant,
+    /// It is asked again after a first time.
+    is_first: bool,
+    _place: Place,
+}
+
+impl Reader {
+    fn new(web: &Web, caller: Caller) -> Result<Self, Problem> {
+        let place = web.live.begin(&caller.who)?;
+        let cluster = Arc::clone(&web.cluster);
+        Ok(Self { cluster, caller, begun: Instant::now(), is_first: true, _place: place })
+    }
+
+    /// Waits until the next look is due. Returns whether there is one: the stream is not too old, and its reader still
+    /// may read.
+    async fn next_look(&mut self, every: Duration) -> bool {
+        if !std::mem::take(&mut self.is_first) {
+            tokio::time::sleep(every).await;
+        }
+        if self.begun.elapsed() > LIFE_MAX {
+            return false;
+        }
+        let Some(token) = self.caller.token.clone() else { return true };
+        let Some(user) = self.cluster.accounts.by_token_id(&token.id) else { return false };
+        self.caller = Caller { token: Some(token), ..user.into() };
+        true
+    }
+}
+
+fn events<S>(events: S) -> Response
+where
+    S: stream::Stream<Item = Result<Event, Infallible>> + Send + 'static,
+{
+    Sse::new(events).keep_alive(KeepAlive::new().interval(SIGN_OF_LIFE)).into_response()
+}
+
+/// The query of [`page`].
+#[derive(Debug, Deserialize)]
+pub struct Of {
+    /// The page's path, with its query.
+    of: String,
+}
+
+/// Tells the state of what a page shows: at once, and whenever it is another one.
+pub async fn page(
+    State(web): Shared,
+    caller: Caller,
+    query: Result<Query<Of>, axum::extract::rejection::QueryRejection>,
+) -> Result<Response, Failure> {
+    let Query(Of { of }) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    let uri: Uri = of.parse().map_err(|e| Problem::invalid("request query", e))?;
+    if !ask::may(&caller, &Method::GET, uri.path()) {
+        let why = format!("{} may not ask for this", caller.who);
+        return Err(Problem::forbidden(format!("can't keep {} fresh", uri.path()), why).into());
+    }
+    let looking = (Reader::new(&web, caller)?, uri, String::new());
+    Ok(events(stream::unfold(looking, |(mut reader, uri, told)| async move {
+        loop {
+            let is_begin = reader.is_first;
+            if !reader.next_look(LOOK_EVERY).await
+                || !ask::may(&reader.caller, &Method::GET, uri.path())
+            {
+                return None;
+            }
+            let state = match pages::page(&reader.cluster, &reader.caller, &uri).await {
+                Ok(page) => PageText::of(&page).state,
+                // What can't be shown any more is another state: the page is fetched, and says why.
+                Err(problem) => problem.to_string().replace(['\r', '\n'], " "),
+            };
+            if state != told {
+                let event = Event::default().event("state").data(&state);
+                let event = if is_begin { event.retry(AGAIN) } else { event };
+                return Some((Ok(event), (reader, uri, state)));
+            }
+        }
+    })))
+}
+
+/// Where the lines of a log go on after this one.
+pub fn log_path(job: &JobId, rank: Option<u32>, after: u64) -> String {
+    let rank = rank.map_or_else(String::new, |rank| format!("&rank={rank}"));
+    format!("/jobs/{job}/log/live?after={after}{rank}")
+}
+
+/// A line as it is shown.
+pub fn logged(line: &LogLine) -> LoggedLine {
+    LoggedLine { text: line.line.clone(), is_error: line.stream == LogStream::Stderr }
+}
+
+/// The query of [`log`].
+#[derive(Debug, Deserialize)]
+pub struct After {
+    #[serde(default)]
+    after: u64,
+    rank: Option<u32>,
+}
+
+/// What follows a job's log.
+struct Following {
+    reader: Reader,
+    job: Job,
+    rank: Option<u32>,
+    after: u64,
+    lines: VecDeque<LogLine>,
+    /// The job had ended before the log was read last.
+    was_over: bool,
+    is_told: bool,
+}
+
+impl Following {
+    /// The next event; `None` at the stream's end.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(line) = self.lines.pop_front() {
+                self.after = line.seq;
+                return Some(self.event(&line));
+            }
+            if self.is_told || !self.reader.next_look(LOG_EVERY).await {
+                return None;
+            }
+            let ask = Ask::new(&self.reader.cluster, &self.reader.caller);
+            let more = ask.log(&self.job, (self.rank, self.after, Some(LINES))).await.ok()?;
+            if more.is_empty() && self.was_over {
+                self.is_told = true;
+                return Some(Event::default().event("end").data("the job has ended"));
+            }
+            self.lines.extend(more);
+            self.was_over = ask.job(self.job.id.as_str()).await.ok()?.state.is_final();
+        }
+    }
+
+    fn event(&self, line: &LogLine) -> Event {
+        let LoggedLine { text, is_error } = logged(line);
+        let next = log_path(&self.job.id, self.rank, line.seq);
+        let data = serde_json::json!({"text": text, "is_error": is_error, "next": next});
+        Event::default().event("line").id(line.seq.to_string()).data(data.to_string())
+    }
+}
+
+/// Tells the new lines of a job's log, each once, until the job has ended.
+pub async fn log(
+    State(web): Shared,
+    caller: Caller,
+    Path(job): Path<String>,
+    headers: HeaderMap,
+    query: Result<Query<After>, axum::extract::rejection::QueryRejection>,
+) -> Result<Response, Failure> {
+    let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    let job = Ask::new(&web.cluster, &caller).job(&job).await?;
+    // A browser that opens a lost stream again says which line it had last.
+    let last = headers.get("last-event-id").and_then(|last| last.to_str().ok()?.parse().ok());
+    let following = Following {
+        reader: Reader::new(&web, caller)?,
+        job,
+        rank: ask.rank,
+        after: last.unwrap_or(ask.after),
+        lines: VecDeque::new(),
+        was_over: false,
+        is_told: false,
+    };
+    Ok(events(stream::unfold(following, |mut following| async move {
+        let event = following.next().await?;
+        Some((Ok(event), following))
+    })))
+}

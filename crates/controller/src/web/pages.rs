@@ -1,0 +1,281 @@
+//! Which path is which page.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use axum::extract::Query;
+use axum::http::header::CONTENT_DISPOSITION;
+use axum::http::{HeaderMap, Uri};
+use axum::response::{Html, IntoResponse as _, Response};
+use perigee_http::Failure;
+use perigee_model::job::{ClusterVolume, Job, LogLine, Vm};
+use perigee_model::{HostId, JobId, Problem, RentalId, TenantName, VmId, VolumeName};
+use perigee_web::lists::{self, Asked};
+use perigee_web::parts::{Log, Page};
+use perigee_web::{Frame, front, money, sites, things};
+use serde::Deserialize;
+
+use super::ask::Ask;
+use super::{Shared, actions, live};
+use crate::api::caller::{Caller, Full};
+use crate::api::{self, cookie};
+use crate::cluster::Cluster;
+
+/// The pages on which nothing is asked.
+pub const PATHS: [&str; 16] = [
+    "/",
+    "/jobs",
+    "/jobs/{job}",
+    "/queue",
+    "/vms",
+    "/vms/{vm}",
+    "/volumes",
+    "/volumes/{volume}",
+    "/sites",
+    "/audit",
+    "/tenants",
+    "/tenants/{tenant}",
+    "/hosts",
+    "/hosts/{host}",
+    "/rentals",
+    "/rentals/{rental}",
+];
+
+/// So many lines of a log's end are shown.
+const LOG_LINES: usize = 500;
+/// A log is read in so many pieces at most; more than it has ([`crate::jobs`] keeps 16 MiB).
+const LOG_READS_MAX: usize = 64;
+/// So many changes are on the page of the audit log.
+const CHANGES: usize = 500;
+
+/// What the query of a page may say.
+#[derive(Debug, Default, Deserialize)]
+pub struct Shown {
+    /// What a list's names have in them.
+    #[serde(default)]
+    find: String,
+    /// The number of a list's page, from 1 on.
+    #[serde(default)]
+    page: usize,
+    /// The VM of a job with several ones whose log is shown.
+    rank: Option<u32>,
+}
+
+/// Any of the pages.
+pub async fn show(
+    axum::extract::State(web): Shared,
+    caller: Caller,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Html<String>, Failure> {
+    let mut page = page(&web.cluster, &caller, &uri).await?;
+    let shown = shown(&uri)?;
+    if let Some(job) = job_of(&uri) {
+        page.log = Some(log(&Ask::new(&web.cluster, &caller), job, shown.rank).await?);
+    }
+    let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+    let notice = web.cluster.claim.refusal().map(|_| {
+        "This controller does not command the cluster any more. What is shown is as it has known the cluster."
+    });
+    let frame = Frame {
+        who: caller.who.clone(),
+        role: Some(caller.role),
+        can_log_out: cookie::token(&headers, uri.path()).is_some(),
+        is_live: !actions::is_question(uri.path()),
+        path,
+        notice: notice.unwrap_or_default().to_owned(),
+    };
+    Ok(Html(perigee_web::render(&page, &frame)))
+}
+
+fn shown(uri: &Uri) -> Result<Shown, Problem> {
+    let query = Query::<Shown>::try_from_uri(uri);
+    query.map(|Query(shown)| shown).map_err(|e| Problem::invalid("request query", e.body_text()))
+}
+
+/// The job whose page this is.
+fn job_of(uri: &Uri) -> Option<&str> {
+    let name = uri.path().strip_prefix("/jobs/")?;
+    (!name.is_empty() && !name.contains('/')).then_some(name)
+}
+
+/// What a page shows, but for a job's log.
+///
+/// # Errors
+/// As the API; `NotFound` if there is no such page.
+pub async fn page(cluster: &Arc<Cluster>, caller: &Caller, uri: &Uri) -> Result<Page, Problem> {
+    let page = page_of(&Ask::new(cluster, caller), uri).await?;
+    // Others see the names of hosts, and no more of them.
+    Ok(if caller.is_admin() { page } else { page.without_links("/hosts/") })
+}
+
+async fn page_of(ask: &Ask<'_>, uri: &Uri) -> Result<Page, Problem> {
+    let caller = ask.caller;
+    let Shown { find, page, .. } = shown(uri)?;
+    let asked = Asked { find, page };
+    let parts: Vec<&str> = uri.path().split('/').skip(1).collect();
+    match parts[..] {
+        [""] => Ok(front::page(&ask.all().await)),
+        ["jobs"] => jobs(ask, &asked).await,
+        ["jobs", job] => job_page(ask, job).await,
+        ["queue"] => {
+            let all = ask.get("/v1/jobs", api::jobs::list(ask.state(), caller.clone())).await?;
+            Ok(front::queue(&all, ask.now_ms))
+        }
+        ["vms"] => {
+            let all = ask.get("/v1/vms", api::vms::list(ask.state(), caller.clone())).await?;
+            let has = |vm: &Vm, text: &str| vm.id.as_str().contains(text);
+            let rows = |shown: Vec<_>| front::vms("vms", shown.into_iter());
+            Ok(lists::page("VMs", "/vms", "perigee vm list", &all, &asked, has, rows))
+        }
+        ["vms", vm] => vm_page(ask, vm).await,
+        ["volumes"] => {
+            let answer = api::catalog::volumes(ask.state(), caller.clone());
+            let all = ask.get("/v1/volumes", answer).await?;
+            let has = |volume: &ClusterVolume, text: &str| volume.name.as_str().contains(text);
+            let rows = |shown: Vec<_>| things::volumes("volumes", shown.into_iter());
+            Ok(lists::page("Volumes", "/volumes", "perigee volume list", &all, &asked, has, rows))
+        }
+        ["volumes", volume] => {
+            let full: Full<VolumeName> = ask.full(volume).await?;
+            let path = format!("/v1/volumes/{volume}");
+            let found = ask.get(&path, api::catalog::volume(ask.state(), full)).await?;
+            Ok(things::volume(&found, ask.now_ms))
+        }
+        ["hosts"] => {
+            let known = ask.all().await;
+            let all = ask.get("/v1/hosts", api::hosts::list(ask.state())).await?;
+            let section = front::hosts("hosts", &all, &front::Held::of(&known));
+            Ok(Page::new("Hosts", "perigee host list", vec![section]))
+        }
+        ["hosts", host] => host_page(ask, host).await,
+        ["sites"] => sites_page(ask).await,
+        ["rentals"] => rentals(ask).await,
+        ["rentals", rental] => {
+            let path = format!("/v1/rentals/{rental}");
+            let answer = api::rentals::info(ask.state(), ask.word::<RentalId>(rental)?);
+            Ok(money::rental(&ask.get(&path, answer).await?, ask.now_ms))
+        }
+        ["tenants"] if ask.may_get("/v1/tenants") => {
+            let all = ask.get("/v1/tenants", api::tenants::list(ask.state())).await?;
+            Ok(money::tenants(&all))
+        }
+        // Whoever is no admin has one.
+        ["tenants"] => tenant(ask, caller.tenant.as_str()).await,
+        ["tenants", name] => tenant(ask, name).await,
+        ["audit"] => audit(ask).await,
+        _ => match actions::question(ask, &parts).await {
+            Some(page) => page,
+            None => Err(Problem::not_found(format!("GET {}", uri.path()), "there is no such page")
+                .next("the first page is /")),
+        },
+    }
+}
+
+async fn jobs(ask: &Ask<'_>, asked: &Asked) -> Result<Page, Problem> {
+    let answer = api::jobs::list(ask.state(), ask.caller.clone());
+    let mut all = ask.get("/v1/jobs", answer).await?;
+    all.reverse();
+    let has =
+        |job: &Job, text: &str| job.id.as_str().contains(text) || job.spec.owner.contains(text);
+    let rows = |shown: Vec<_>| {
+        front::jobs("jobs", "Jobs, the newest first", shown.into_iter(), ask.now_ms)
+    };
+    Ok(lists::page("Jobs", "/jobs", "perigee job list", &all, asked, has, rows))
+}
+
+async fn job_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
+    let job = ask.job(name).await?;
+    let path = format!("/v1/jobs/{}/decisions", job.id);
+    let full: Full<JobId> = Full(job.id.clone());
+    let decisions = ask.get(&path, api::jobs::decisions(ask.state(), full)).await?;
+    Ok(perigee_web::job::page(&job, &decisions, ask.now_ms))
+}
+
+async fn vm_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
+    let full: Full<VmId> = ask.full(name).await?;
+    let again = Full(full.0.clone());
+    let (path, moves) = (format!("/v1/vms/{name}"), format!("/v1/vms/{name}/migrations"));
+    let vm = ask.get(&path, api::vms::info(ask.state(), full)).await?;
+    let moves = ask.get(&moves, api::vms::migrations(ask.state(), again)).await?;
+    Ok(things::vm(&vm, &moves, ask.now_ms))
+}
+
+async fn host_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
+    let host: api::Name<HostId> = ask.word(name)?;
+    let found = ask.get(&format!("/v1/hosts/{name}"), api::hosts::info(ask.state(), host)).await?;
+    let mut known = ask.all().await;
+    let held = front::Held::of(&known);
+    let mut vms = known.vms.take().unwrap_or_default();
+    vms.retain(|vm| vm.host.as_ref() == Some(&found.id));
+    Ok(things::host(&found, &held, &vms, ask.now_ms))
+}
+
+async fn sites_page(ask: &Ask<'_>) -> Result<Page, Problem> {
+    let all = ask.get("/v1/sites", api::hosts::sites(ask.state())).await?;
+    let links = match ask.may_get("/v1/links") {
+        true => Some(ask.get("/v1/links", api::hosts::links(ask.state())).await?),
+        false => None,
+    };
+    Ok(sites::page(&all, links.as_deref(), ask.now_ms))
+}
+
+async fn rentals(ask: &Ask<'_>) -> Result<Page, Problem> {
+    let all = ask.get("/v1/rentals", api::rentals::list(ask.state())).await?;
+    let kept = ask.get("/v1/kept-disks", api::rentals::kept_disks(ask.state())).await?;
+    let renting = ask.get("/v1/renting", api::renting::show(ask.state())).await?;
+    let prices = ask.get("/v1/prices", api::prices::prices(ask.state())).await?;
+    Ok(money::rentals(&all, &kept, &renting, &prices, ask.now_ms))
+}
+
+async fn tenant(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
+    let tenant: api::Name<TenantName> = ask.word(name)?;
+    let answer = api::tenants::info(ask.state(), ask.caller.clone(), tenant);
+    Ok(money::tenant(&ask.get(&format!("/v1/tenants/{name}"), answer).await?))
+}
+
+async fn audit(ask: &Ask<'_>) -> Result<Page, Problem> {
+    let since = api::tenants::Since { since_ms: 0, tenant: None };
+    let answer = api::tenants::audit(ask.state(), ask.caller.clone(), Ok(Query(since)));
+    let all = ask.get("/v1/audit", answer).await?;
+    let section = front::changes(&all, CHANGES, ask.now_ms);
+    Ok(Page::new("Changes", "perigee audit", vec![section]))
+}
+
+/// The end of a job's log, and where it goes on.
+async fn log(ask: &Ask<'_>, name: &str, rank: Option<u32>) -> Result<Log, Problem> {
+    let job = ask.job(name).await?;
+    let (mut lines, mut after, mut all) = (VecDeque::<LogLine>::new(), 0, 0);
+    for _ in 0..LOG_READS_MAX {
+        let more = ask.log(&job, (rank, after, None)).await?;
+        let Some(last) = more.last() else { break };
+        (after, all) = (last.seq, all + more.len());
+        lines.extend(more);
+        lines.drain(..lines.len().saturating_sub(LOG_LINES));
+    }
+    let of_rank = rank.map_or_else(String::new, |rank| format!(" --rank {rank}"));
+    let goes_on = !job.state.is_final();
+    Ok(Log {
+        label: format!("The end of the log of job {}", job.id),
+        command: format!("perigee job log {}{of_rank}", job.id),
+        live: if goes_on { live::log_path(&job.id, rank, after) } else { String::new() },
+        note: match all > lines.len() {
+            true => format!("The last {} of {all} lines.", lines.len()),
+            false => String::new(),
+        },
+        lines: lines.iter().map(live::logged).collect(),
+    })
+}
+
+/// The outputs of a job, as a file to keep.
+pub async fn output(
+    axum::extract::State(web): Shared,
+    caller: Caller,
+    axum::extract::Path(job): axum::extract::Path<String>,
+) -> Result<Response, Failure> {
+    let ask = Ask::new(&web.cluster, &caller);
+    let full: Full<JobId> = ask.full(&job).await?;
+    let name = format!("attachment; filename=\"{}.tar\"", full.0);
+    let answer = api::jobs::output(ask.state(), full).await?;
+    Ok(([(CONTENT_DISPOSITION, name)], answer).into_response())
+}

@@ -1,0 +1,159 @@
+"use strict";
+// Keeps the open page fresh: the controller says that what the page shows has changed (server-sent events), and the page's
+// main part is fetched anew and put in place of the old one. Without this script a page is read, and read anew, as usual.
+(() => {
+  const LOST = "The connection to the controller is lost. Trying again …";
+  const NOT_LIVE = "This page is not kept fresh at the moment. Trying again …";
+  const AGAIN_MS = 5000;
+  const LOG_LINES_MAX = 2000;
+
+  const banner = document.getElementById("connection");
+  const main = document.getElementById("main");
+  const say = (text) => {
+    if (banner.textContent !== text) banner.textContent = text;
+  };
+
+  // What a person is about to do with the old content is not taken away.
+  const isInUse = () => {
+    const active = document.activeElement;
+    if (active && main.contains(active) && active.matches("input, select, textarea")) return true;
+    const selection = document.getSelection();
+    return Boolean(selection && !selection.isCollapsed && main.contains(selection.anchorNode));
+  };
+
+  // Finds the same element in the new content: by its id, or as the so-and-so-many-th with its name and address.
+  const keyOf = (element) => {
+    if (element.id) return { id: element.id };
+    const same = [...main.querySelectorAll(element.tagName)].filter((other) => other.getAttribute("href") === element.getAttribute("href"));
+    return { tag: element.tagName, href: element.getAttribute("href"), at: same.indexOf(element) };
+  };
+  const findBy = (key) => {
+    if (key.id) return document.getElementById(key.id);
+    const same = [...main.querySelectorAll(key.tag)].filter((other) => other.getAttribute("href") === key.href);
+    return same[key.at] || same[0];
+  };
+
+  const swap = (fresh) => {
+    const active = document.activeElement;
+    const focused = active && active !== main && main.contains(active) ? keyOf(active) : null;
+    const scrolled = [...main.querySelectorAll(".scroll")].map((box) => [box.getAttribute("aria-labelledby"), box.scrollLeft]);
+    const log = main.querySelector(".log");
+    const [top, logTop] = [window.scrollY, log ? log.scrollTop : 0];
+    for (const kept of main.querySelectorAll("[data-keep]")) {
+      const place = fresh.querySelector(`[data-keep="${kept.dataset.keep}"]`);
+      if (place) place.replaceWith(kept);
+    }
+    main.replaceChildren(...fresh.childNodes);
+    main.dataset.state = fresh.dataset.state;
+    for (const [name, left] of scrolled) {
+      const box = main.querySelector(`.scroll[aria-labelledby="${name}"]`);
+      if (box) box.scrollLeft = left;
+    }
+    if (log && main.contains(log)) log.scrollTop = logTop;
+    const again = focused && findBy(focused);
+    if (again) again.focus({ preventScroll: true });
+    window.scrollTo(window.scrollX, top);
+  };
+
+  let isBusy = false;
+  const refresh = async () => {
+    if (isBusy || isInUse()) return false;
+    isBusy = true;
+    try {
+      const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+      if (answer.redirected && new URL(answer.url).pathname === "/login") {
+        // The token is over.
+        location.assign(answer.url);
+        return false;
+      }
+      const parsed = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const fresh = parsed.getElementById("main");
+      if (!fresh) return false;
+      swap(document.adoptNode(fresh));
+      follow();
+      return answer.ok;
+    } catch {
+      return false;
+    } finally {
+      isBusy = false;
+    }
+  };
+
+  let source = null;
+  let timer = 0;
+  const later = (what, ms) => {
+    clearTimeout(timer);
+    timer = setTimeout(what, ms);
+  };
+  const close = () => {
+    clearTimeout(timer);
+    if (source) source.close();
+    source = null;
+  };
+  const open = () => {
+    close();
+    if (!main.dataset.live || document.hidden) return;
+    source = new EventSource(main.dataset.live);
+    source.addEventListener("open", () => say(""));
+    source.addEventListener("state", async (event) => {
+      say("");
+      if (event.data === main.dataset.state) return;
+      // What is in use now is looked at again a little later.
+      if (!(await refresh()) && source) later(open, AGAIN_MS);
+    });
+    source.addEventListener("error", async () => {
+      say(LOST);
+      // A browser goes on by itself after a lost connection, and gives up after an answer that is a refusal.
+      if (source && source.readyState === EventSource.CLOSED) {
+        close();
+        if (await refresh()) say(NOT_LIVE);
+        later(open, AGAIN_MS);
+      }
+    });
+  };
+
+  // The log has lines of its own, which are added at its end.
+  let lines = null;
+  const unfollow = () => {
+    if (lines) lines.close();
+    lines = null;
+  };
+  const follow = () => {
+    const part = main.querySelector("[data-log]");
+    if (!part || document.hidden || lines) return;
+    const box = part.querySelector(".log");
+    lines = new EventSource(part.dataset.log);
+    lines.addEventListener("line", (event) => {
+      const line = JSON.parse(event.data);
+      const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+      const shown = document.createElement("div");
+      shown.textContent = line.text;
+      if (line.is_error) shown.className = "err";
+      box.append(shown);
+      while (box.childElementCount > LOG_LINES_MAX) box.firstElementChild.remove();
+      if (isAtEnd) box.scrollTop = box.scrollHeight;
+      part.dataset.log = line.next;
+    });
+    lines.addEventListener("end", () => {
+      unfollow();
+      delete part.dataset.log;
+    });
+    lines.addEventListener("error", () => {
+      if (lines && lines.readyState === EventSource.CLOSED) unfollow();
+    });
+  };
+
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+      close();
+      unfollow();
+    } else {
+      open();
+      follow();
+    }
+  });
+  const box = main.querySelector(".log");
+  if (box) box.scrollTop = box.scrollHeight;
+  open();
+  follow();
+})();

@@ -1,0 +1,189 @@
+//! A page as a document: what stands around it, and the few pages that have a form of their own.
+
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::LazyLock;
+
+use askama::Template;
+use perigee_model::tenant::Role;
+
+use crate::parts::{Link, Log, Page, link};
+
+/// The style sheet.
+pub const STYLE: &str = include_str!("../assets/style.css");
+/// The script that keeps a page fresh. Pages can be read without it.
+pub const SCRIPT: &str = include_str!("../assets/page.js");
+
+static STYLE_PATH: LazyLock<String> = LazyLock::new(|| versioned("/web/style.css", STYLE));
+static SCRIPT_PATH: LazyLock<String> = LazyLock::new(|| versioned("/web/page.js", SCRIPT));
+
+/// Where the style sheet is: another one has another path, so that browsers may keep it.
+pub fn style_path() -> &'static str {
+    &STYLE_PATH
+}
+
+/// Where the script is, in the same way.
+pub fn script_path() -> &'static str {
+    &SCRIPT_PATH
+}
+
+fn versioned(path: &str, content: &str) -> String {
+    format!("{path}?v={}", digest(content))
+}
+
+/// A number that says whether two texts are the same. It protects from nothing.
+fn digest(text: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+/// What stands around a page.
+#[derive(Debug, Clone, Default)]
+pub struct Frame {
+    /// Who looks, as the audit log names them; empty: nobody knows.
+    pub who: String,
+    /// What they may do, which says which pages there are for them.
+    pub role: Option<Role>,
+    /// They have logged in here.
+    pub can_log_out: bool,
+    /// The page's own path with its query.
+    pub path: String,
+    /// Whether it is kept fresh.
+    pub is_live: bool,
+    /// Something to know about all that is shown; may be empty.
+    pub notice: String,
+}
+
+/// A link to a page at the head of each page.
+struct Tab {
+    link: Link,
+    is_here: bool,
+}
+
+/// The pages that there are for a role. The one that is shown is `here`.
+fn tabs(role: Option<Role>, here: &str) -> Vec<Tab> {
+    let Some(role) = role else { return Vec::new() };
+    let all = [
+        ("Overview", "/", Role::Member),
+        ("Jobs", "/jobs", Role::Member),
+        ("Queue", "/queue", Role::Member),
+        ("VMs", "/vms", Role::Member),
+        ("Volumes", "/volumes", Role::Member),
+        ("Hosts", "/hosts", Role::Admin),
+        ("Sites", "/sites", Role::Member),
+        ("Rented", "/rentals", Role::Admin),
+        ("Tenants", "/tenants", Role::Operator),
+        ("Changes", "/audit", Role::Operator),
+    ];
+    let open = all.into_iter().filter(|(_, _, least)| role >= *least);
+    open.map(|(text, href, _)| Tab { link: link(text, href), is_here: href == here }).collect()
+}
+
+/// A page's parts as HTML, and what tells whether they have changed.
+#[derive(Debug, Clone)]
+pub struct PageText {
+    main: String,
+    /// Two pages with the same state show the same, but for their logs.
+    pub state: String,
+}
+
+#[derive(Template)]
+#[template(path = "main.html")]
+struct Main<'a> {
+    page: &'a Page,
+}
+
+#[derive(Template)]
+#[template(path = "log.html")]
+struct LogText<'a> {
+    log: &'a Log,
+}
+
+#[derive(Template)]
+#[template(path = "login.html")]
+struct LogIn<'a> {
+    problem: &'a str,
+    to: &'a str,
+    fingerprint: &'a str,
+}
+
+#[derive(Template)]
+#[template(path = "document.html")]
+struct Document<'a> {
+    title: &'a str,
+    style: &'a str,
+    script: &'a str,
+    tabs: Vec<Tab>,
+    who: &'a str,
+    can_log_out: bool,
+    notice: &'a str,
+    live: String,
+    state: &'a str,
+    main: &'a str,
+    log: String,
+}
+
+/// Writing to a `String` does not fail, and no template of ours calls anything that does.
+fn text(template: &impl Template) -> String {
+    template.render().unwrap_or_else(|error| format!("can't write the page: {error}"))
+}
+
+impl PageText {
+    /// Of a page.
+    pub fn of(page: &Page) -> Self {
+        let main = text(&Main { page });
+        Self { state: digest(&main), main }
+    }
+}
+
+/// A page as a document.
+pub fn render(page: &Page, frame: &Frame) -> String {
+    let log = page.log.as_ref().map(|log| text(&LogText { log })).unwrap_or_default();
+    let PageText { main, state } = PageText::of(page);
+    document(&page.title, frame, (&main, &state, log))
+}
+
+/// The page on which one logs in. `fingerprint` is that of the cluster's authority; empty without TLS.
+pub fn login(problem: &str, to: &str, fingerprint: &str) -> String {
+    let main = text(&LogIn { problem, to, fingerprint });
+    document("Log in", &Frame::default(), (&main, "", String::new()))
+}
+
+fn document(title: &str, frame: &Frame, (main, state, log): (&str, &str, String)) -> String {
+    let path = frame.path.split('?').next().unwrap_or_default();
+    // The page of a thing belongs to the list of its kind.
+    let list = path.split('/').nth(1).map(|first| format!("/{first}")).unwrap_or_default();
+    let live =
+        if frame.is_live { format!("/live?of={}", in_query(&frame.path)) } else { String::new() };
+    text(&Document {
+        title,
+        style: style_path(),
+        script: script_path(),
+        tabs: tabs(frame.role, &list),
+        who: &frame.who,
+        can_log_out: frame.can_log_out,
+        notice: &frame.notice,
+        live,
+        state,
+        main,
+        log,
+    })
+}
+
+/// A text as the value of a query.
+pub fn in_query(text: &str) -> String {
+    let mut escaped = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                escaped.push(char::from(byte));
+            }
+            _ => {
+                // Writing to a `String` does not fail.
+                let _ = write!(escaped, "%{byte:02X}");
+            }
+        }
+    }
+    escaped
+}

@@ -1,0 +1,43 @@
+//! The pages that people look at: HTML, made of the API's types. No I/O, no clock, no request: the controller asks its API for
+//! the one who looks, and answers with what is made here.
+//!
+//! A page is made of a few parts ([`parts`]), which three templates write. So every text of a user is escaped at one place.
+//!
+//! Each top-level module is a room, and a room imports only from the floors below its own (`scripts/check-floors`):
+//!
+//! ```text
+//! floors, from the ground up:
+//! parts, known
+//! words
+//! trouble
+//! front
+//! job, sites, money
+//! things
+//! document
+//! lists
+//! ```
+//!
+//! | question | file |
+//! |---|---|
+//! | What is wrong, and what is said of it? | `trouble.rs` |
+//! | How are times, sizes and states said? | `words.rs` |
+//! | How does a page stay fresh? | `assets/page.js`; in the controller: `web/live.rs` |
+
+#![warn(missing_docs)]
+
+pub mod document;
+pub mod front;
+pub mod job;
+pub mod known;
+pub mod lists;
+pub mod money;
+pub mod parts;
+pub mod sites;
+pub mod things;
+mod trouble;
+pub mod words;
+
+#[cfg(test)]
+mod tests;
+
+pub use document::{Frame, PageText, SCRIPT, STYLE, login, render, script_path, style_path};
