@@ -41,8 +41,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::commands::{
-    agent, balancing, boot, client, cluster_network, controller, data, dev, host, image, job, lab,
-    login, planner, pool, price, rent, slurm, tenant, top, user, vm, volume,
+    agent, backup, balancing, boot, client, cluster_network, controller, data, dev, host, image,
+    job, lab, login, planner, pool, price, rent, slurm, tenant, top, user, vm, volume,
 };
 use crate::context::Context;
 use crate::output::Format;
@@ -86,6 +86,9 @@ enum Noun {
     /// Volumes, and the volume server
     #[command(subcommand)]
     Volume(volume::Verb),
+    /// Backups of volumes
+    #[command(subcommand)]
+    Backup(backup::Verb),
     /// Pools: directories that hold volumes and images
     #[command(subcommand)]
     Pool(pool::Verb),
@@ -212,6 +215,7 @@ async fn run(noun: Noun, context: &Context) -> Result<ExitCode, Problem> {
         Noun::Image(verb) => return image::run(verb, context).await,
         Noun::Volume(verb) => return volume::run(verb, context).await,
         Noun::Pool(verb) => pool::run(verb, context).await?,
+        Noun::Backup(verb) => backup::run(verb, context).await?,
         Noun::Boot(verb) => return boot::run(verb, context).await,
         Noun::Client(verb) => client::run(verb, context).await?,
         Noun::Vm(verb) => return vm::run(verb, context).await,

@@ -1,6 +1,6 @@
 //! `perigee controller`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use perigee_http::{Listen, PeerIdentity};
@@ -9,7 +9,7 @@ use perigee_model::money::Money;
 use perigee_model::network::PublishPorts;
 use perigee_model::tasks::TaskStatus;
 use perigee_model::units::parse_duration;
-use perigee_model::{Problem, ProblemKind, SiteId};
+use perigee_model::{HostId, Problem, ProblemKind, SiteId};
 
 use crate::commands::network::warn_insecure;
 use crate::context::Context;
@@ -79,6 +79,26 @@ pub enum Verb {
         #[arg(long, default_value = STATE, value_name = "DIR")]
         state: PathBuf,
     },
+    /// Write all that only the controller knows to a file, while the controller runs: its store, authority, audit log and the names of the repository's files.
+    /// Whoever has the file can be anybody in the cluster
+    Backup {
+        /// The new file, or a directory in which it gets the present time as its name
+        to: PathBuf,
+        /// Also the contents of users' files that are on the controller's disk
+        #[arg(long)]
+        with_files: bool,
+        /// The controller's directory
+        #[arg(long, default_value = STATE, value_name = "DIR")]
+        state: PathBuf,
+    },
+    /// Restore a backup. The controller with it commands the hosts from its next start on, and begins nothing before each host has said what it has
+    Restore {
+        /// The file with the backup
+        file: PathBuf,
+        /// The controller's new directory, which does not exist or is empty
+        #[arg(long, default_value = STATE, value_name = "DIR")]
+        state: PathBuf,
+    },
     /// Make a certificate with which a person or program may do everything over https for 30 days
     Operator {
         /// The directory in which it is put
@@ -121,6 +141,35 @@ fn read_providers(file: Option<PathBuf>) -> Result<Option<String>, Problem> {
             .next("name the file of providers with --providers")
     });
     read.map(Some)
+}
+
+fn backup(state: &Path, to: &Path, with_files: bool) -> Result<(), Problem> {
+    let made = perigee_controller::back_up(state, to, with_files)?;
+    output::text(&format!("{} has {}", made.file.display(), output::bytes(made.bytes)));
+    if made.left_out_files > 0 {
+        output::note(&format!(
+            "not in it: the contents of {} files of users ({}) on the controller's disk; --with-files adds them",
+            made.left_out_files,
+            output::bytes(made.left_out_bytes)
+        ));
+    }
+    Ok(())
+}
+
+async fn restore(file: &Path, state: &Path) -> Result<(), Problem> {
+    let restored = perigee_controller::restore(file, state).await?;
+    let hosts: Vec<&str> = restored.hosts.iter().map(HostId::as_str).collect();
+    output::text(&format!(
+        "{} is the controller of {}, and commands the hosts from its next start on, with terms above {}",
+        state.display(),
+        output::time(restored.made_ms),
+        restored.term
+    ));
+    output::note(&format!(
+        "it begins nothing before these hosts have said what they have: {}; one that is gone: perigee host give-up NAME",
+        hosts.join(", ")
+    ));
+    Ok(())
 }
 
 /// Runs the controller until SIGTERM or SIGINT, or works on the files of one.
@@ -181,6 +230,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             ));
             Ok(())
         }
+        Verb::Backup { to, with_files, state } => backup(&state, &to, with_files),
+        Verb::Restore { file, state } => restore(&file, &state).await,
         Verb::Operator { dir, state } => {
             let authority = perigee_controller::authority(&state)?;
             authority.credentials(&PeerIdentity::Operator, &[])?.save(&dir)
