@@ -13,8 +13,8 @@
 //! clock, hash, guest, store, meter, audit, live
 //! records
 //! term
-//! cluster
-//! accounts, ledger, prices, networks, admissions, console, tpm
+//! backup, cluster
+//! accounts, ledger, prices, networks, admissions, console, tpm, restored
 //! cleaner
 //! storage
 //! files, planning
@@ -34,6 +34,7 @@
 //!
 //! | question | file |
 //! |---|---|
+//! | What is in a backup of the controller, and how is one restored? | `backup/mod.rs`, `backup/restore.rs`; what does not begin before each host was heard: `restored.rs`, `begin` in `supervisor.rs` |
 //! | What do hosts have that no record names, and what is done with it? | `storage/unknown.rs`; why a host does not end it for a new VM of its name: `model/src/starts.rs` |
 //! | How does a job run in an image without the runner? | `add_runner` in `jobs/stage.rs`; in the guest: `START_RUNNER` in `guest/nocloud.rs`, `guest/runner/src/cloud_init.rs` |
 //! | What does cloud-init read in such a VM, and in a job's whose image has no runner? | `guest/nocloud.rs`; the filesystem of that disk: `guest/fat.rs`; which user-data is refused: `guest/user_data.rs` |
@@ -91,6 +92,7 @@ mod admissions;
 mod amounts;
 mod api;
 mod audit;
+mod backup;
 mod balance;
 mod cleaner;
 mod clock;
@@ -114,6 +116,7 @@ mod planning;
 mod prices;
 mod records;
 mod rentals;
+mod restored;
 mod scheduler;
 mod storage;
 mod store;
@@ -139,6 +142,7 @@ use perigee_repository::Objects;
 
 use api::doors;
 pub use api::doors::Doors;
+pub use backup::{Made, Restored, make as back_up, restore};
 use cluster::rentals::Renting;
 use cluster::{Settings, Timing, Traffic};
 pub use guest::tars::{TarError, check_output};

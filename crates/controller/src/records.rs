@@ -18,6 +18,7 @@
 //! | `intents/volume_moves/VOLUME` | [`VolumeMoveIntent`] | the API, and drivers of jobs that end |
 //! | `replicas/VOLUME/SITE` | [`crate::storage::replicas::ReplicaRecord`] | the replica's driver |
 //! | `intents/replicas/VOLUME/SITE` | [`crate::storage::replicas::ReplicaIntent`] | the API |
+//! | `backups/BACKUP` | [`crate::storage::backups::BackupRecord`] | the API makes and removes it; else the backup's driver |
 //! | `let_in/HOST` | which hosts a home lets in because they say that they have a volume attached, without a VM | [`crate::admissions::keep`] |
 //! | `promotions/VOLUME` | a promotion of a replica that is not over | the promotion |
 //! | `superseded/HOST/VOLUME/INCARNATION` | what a host that has the volume no more is to be told | the promotion |
@@ -42,6 +43,7 @@
 //! | `prices` | the file with the prices, as it could last be read | [`crate::prices`] |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
 //! | `controller` | the number and the place of the last start | [`crate::term`] |
+//! | `restored` | [`RestoredRecord`], until each host was heard | the restore; [`crate::restored`] |
 //!
 //! Intents (`intents/…`, placements), observations (job states, reports) and unknown values (`None`) have
 //! separate fields everywhere.
@@ -94,6 +96,20 @@ pub struct HostRecord {
     pub interfaces: Vec<Ipv4Addr>,
     /// That it is to be drained.
     pub drain: Option<Drain>,
+}
+
+/// The key of the [`RestoredRecord`].
+pub const RESTORED: &str = "restored";
+
+/// The store was restored from a backup, and hosts may have more than it knows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoredRecord {
+    /// When the backup was made; Unix time.
+    pub backup_ms: u64,
+    /// Unix time.
+    pub restored_ms: u64,
+    /// The hosts of the records, without those that were given up.
+    pub waits_for: Vec<HostId>,
 }
 
 /// A volume that a person made, and what its home last reported about it.

@@ -30,10 +30,10 @@ use crate::files::{inputs, outputs};
 use crate::hosts::{enrol, watching};
 use crate::planning::links;
 use crate::records::{JOB_INTENTS, job_intent_key};
-use crate::storage::{images, left_behind, moves, replicas};
+use crate::storage::{backups, images, left_behind, moves, replicas};
 use crate::{
     accounts, admissions, amounts, balance, cleaner, drain, hosts, jobs, ledger, measuring,
-    migration, networks, prices, rentals, scheduler, term,
+    migration, networks, prices, rentals, restored, scheduler, term,
 };
 
 /// How long a controller that starts waits for hosts that could refuse it.
@@ -100,13 +100,38 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// Continues everything that is unfinished.
+    /// Looks at the hosts, and continues everything that is unfinished: after a restore only when each host was heard or given up.
     async fn begin(
         self: &Arc<Self>,
         requests: mpsc::UnboundedReceiver<Wanted>,
     ) -> Result<(), Problem> {
-        let (supervisor, cluster) = (self, &self.cluster);
+        self.keep_running("the monitor of the hosts", hosts::monitor);
+        self.keep_running("the watchers of the hosts", watching::run);
+        self.keep_running("the controller's own certificate", enrol::keep_own_certificate);
+        self.keep_running("the watch over the clock", clock::watch);
+        if self.cluster.restored.waits_for().is_none() {
+            self.go_on().await?;
+            self.keep_acting(requests);
+            return Ok(());
+        }
+        let supervisor = Arc::clone(self);
+        self.spawn(async move {
+            restored::wait(&supervisor.cluster).await;
+            while let Err(problem) = supervisor.go_on().await {
+                tracing::error!("can't go on after the restore, trying again: {problem}");
+                tokio::time::sleep(PAUSE_MAX).await;
+            }
+            supervisor.keep_acting(requests);
+        });
+        Ok(())
+    }
+
+    /// Starts the drivers of what is unfinished.
+    async fn go_on(self: &Arc<Self>) -> Result<(), Problem> {
+        let cluster = &self.cluster;
         let asked = cluster.records.keys(JOB_INTENTS).await?;
+        replicas::drive_all(cluster).await?;
+        backups::drive_all(cluster).await?;
         for record in cluster.unfinished_jobs() {
             let id = &record.job.id;
             // A queued job has no driver while it waits, unless a person requested something of it, or it was about to be placed.
@@ -123,15 +148,16 @@ impl Supervisor {
         for record in cluster.index.unfinished_volume_moves() {
             cluster.drive_volume_move(&record.view.volume);
         }
-        replicas::drive_all(cluster).await?;
         rentals::drive_all(cluster);
+        Ok(())
+    }
+
+    /// Starts the drivers that are wanted from now on, and the endless tasks that change something.
+    fn keep_acting(self: &Arc<Self>, requests: mpsc::UnboundedReceiver<Wanted>) {
+        let supervisor = self;
         supervisor.spawn(begin_wanted(Arc::clone(supervisor), requests));
-        supervisor.keep_running("the monitor of the hosts", hosts::monitor);
-        supervisor.keep_running("the watchers of the hosts", watching::run);
         supervisor.keep_running("the telling of hosts about networks", networks::keep);
         supervisor.keep_running("the measuring of links", links::run);
-        supervisor.keep_running("the controller's own certificate", enrol::keep_own_certificate);
-        supervisor.keep_running("the watch over the clock", clock::watch);
         supervisor.keep_running("the scheduler", scheduler::run);
         supervisor.keep_running("the cleaner", cleaner::run);
         supervisor.keep_running("the drain of hosts", drain::run);
@@ -153,7 +179,6 @@ impl Supervisor {
         supervisor.keep_running("the reading of prices", prices::keep);
         supervisor.keep_running("the summing up of the ledger", ledger::keep);
         supervisor.keep_running("the retention of outputs", outputs::keep_to_retention);
-        Ok(())
     }
 
     /// Ends all tasks when a host has shown that another controller commands. The API goes on, to say so.
@@ -189,6 +214,8 @@ impl Supervisor {
                 .keep(wanted, move || Box::pin(moves::drive(Arc::clone(&cluster), volume.clone()))),
             Wanted::Rental(id) => self
                 .keep(wanted, move || Box::pin(rentals::drive(Arc::clone(&cluster), id.clone()))),
+            Wanted::Backup(name) => self
+                .keep(wanted, move || Box::pin(backups::drive(Arc::clone(&cluster), name.clone()))),
             Wanted::Replica(volume, site) => self.keep(wanted, move || {
                 Box::pin(replicas::drive(Arc::clone(&cluster), volume.clone(), site.clone()))
             }),
@@ -277,7 +304,9 @@ impl Supervisor {
             Wanted::Job(id) => Ok(id.clone()),
             Wanted::Migration { vm, .. } => JobId::new(vm.as_str()),
             // It is logged above; the volume may belong to no job.
-            Wanted::VolumeMove(_) | Wanted::Replica(..) | Wanted::Rental(_) => return,
+            Wanted::VolumeMove(_) | Wanted::Replica(..) | Wanted::Rental(_) | Wanted::Backup(_) => {
+                return;
+            }
         };
         let Ok(job) = job else { return };
         let reason = format!(

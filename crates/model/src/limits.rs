@@ -101,6 +101,9 @@ pub static NAME_BYTES: Limit = Limit::new("the length of a name", Unit::TextByte
 pub static TENANT_NAME_BYTES: Limit =
     Limit::new("the length of a tenant's name", Unit::TextBytes, 1, 16);
 
+/// Backups that the controller knows. They are listed at once.
+pub static BACKUPS: Limit = Limit::new("the number of backups", Unit::Count, 0, 10_000);
+
 /// Tenants of a cluster, which are all in the controller's memory.
 pub static TENANTS: Limit = Limit::new("the number of tenants", Unit::Count, 0, 1000);
 

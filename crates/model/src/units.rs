@@ -183,6 +183,15 @@ pub fn format_time(unix_ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
+/// The same for names: `20261123-160702`.
+pub fn compact_time(unix_ms: u64) -> String {
+    let digits: String = format_time(unix_ms).chars().filter(char::is_ascii_digit).collect();
+    match digits.split_at_checked(8) {
+        Some((day, time)) => format!("{day}-{time}"),
+        None => digits,
+    }
+}
+
 /// A day as `2026-11-29`: the Unix time of its beginning (UTC), in seconds.
 ///
 /// # Errors

@@ -43,8 +43,8 @@ use perigee_model::Problem;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::commands::{
-    agent, balancing, boot, client, cluster_network, configuration, controller, data, dev, host,
-    image, job, lab, login, planner, pool, price, rent, slurm, tenant, top, user, vm, volume,
+    agent, backup, balancing, boot, client, cluster_network, configuration, controller, data, dev,
+    host, image, job, lab, login, planner, pool, price, rent, slurm, tenant, top, user, vm, volume,
 };
 use crate::config::{Refused, Told};
 use crate::context::Context;
@@ -89,6 +89,9 @@ enum Noun {
     /// Volumes, and the volume server
     #[command(subcommand)]
     Volume(volume::Verb),
+    /// Backups of volumes
+    #[command(subcommand)]
+    Backup(backup::Verb),
     /// Pools: directories that hold volumes and images
     #[command(subcommand)]
     Pool(pool::Verb),
@@ -220,6 +223,7 @@ async fn run(noun: Noun, context: &Context, told: Option<Told>) -> Result<ExitCo
         Noun::Image(verb) => return image::run(verb, context).await,
         Noun::Volume(verb) => return volume::run(verb, context, told).await,
         Noun::Pool(verb) => pool::run(verb, context).await?,
+        Noun::Backup(verb) => backup::run(verb, context).await?,
         Noun::Boot(verb) => return boot::run(verb, context).await,
         Noun::Client(verb) => client::run(verb, context).await?,
         Noun::Vm(verb) => return vm::run(verb, context).await,

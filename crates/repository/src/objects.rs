@@ -17,13 +17,14 @@ mod credentials;
 mod reader;
 mod sending;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use object_store::aws::AmazonS3;
 use object_store::client::{HttpClient, HttpConnector};
 use object_store::multipart::MultipartStore as _;
@@ -165,12 +166,12 @@ async fn within<T>(
 }
 
 impl Objects {
-    /// Finds the store, with the credentials that AWS's tools would use.
+    /// Makes a client of the store, with the credentials that AWS's tools would use. Nothing is asked of the store.
     ///
     /// # Errors
-    /// If the store refuses to keep something. One that does not answer now may do so later.
-    pub async fn open(address: &Address) -> Result<Arc<Self>, Problem> {
-        let what = || format!("can't keep files in s3://{}/{}", address.bucket, address.prefix);
+    /// If there are no such credentials, or the address can't be one.
+    pub fn connect(address: &Address) -> Result<Arc<Self>, Problem> {
+        let what = || format!("can't use s3://{}/{}", address.bucket, address.prefix);
         // The client has no provider of cryptography of its own. One that is there already is the same.
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let plain = address.endpoint.as_ref().is_some_and(|url| url.starts_with("http://"));
@@ -196,14 +197,23 @@ impl Objects {
             builder = builder.with_endpoint(endpoint);
         }
         let s3 = builder.build().map_err(|e| Problem::invalid(what(), e))?;
-        let objects = Arc::new(Self {
+        Ok(Arc::new(Self {
             s3,
             prefix: address.prefix.clone(),
             waits: address.waits,
             places: Arc::new(Semaphore::new(PIECES_MAX)),
             taken: AtomicU64::new(0),
             in_use: Mutex::default(),
-        });
+        }))
+    }
+
+    /// As [`Self::connect`], and makes sure that the store keeps something.
+    ///
+    /// # Errors
+    /// If the store refuses to keep something. One that does not answer now may do so later.
+    pub async fn open(address: &Address) -> Result<Arc<Self>, Problem> {
+        let what = || format!("can't keep files in s3://{}/{}", address.bucket, address.prefix);
+        let objects = Self::connect(address)?;
         match tokio::time::timeout(PROBE_MAX, objects.probe()).await {
             Ok(Ok(())) => {}
             Ok(Err(
@@ -276,6 +286,59 @@ impl Objects {
         let put = self.s3.put_opts(&at, bytes.into(), options);
         let put = within(&target.what, self.waits.request, put).await;
         place.end(put).map(drop)
+    }
+
+    /// Stores an object of any kind in one request.
+    ///
+    /// # Errors
+    /// If the store does not take it.
+    pub async fn put_whole(&self, what: &str, key: &str, bytes: Vec<u8>) -> Result<(), Problem> {
+        let at = self.at(key);
+        within(what, self.waits.request, self.s3.put(&at, bytes.into())).await.map(drop)
+    }
+
+    /// Reads an object in one request; `None`: there is none.
+    ///
+    /// # Errors
+    /// If the store fails, or the object is larger than it can be.
+    pub async fn get_whole(
+        &self,
+        what: &str,
+        key: &str,
+        bytes_max: u64,
+    ) -> Result<Option<Bytes>, Problem> {
+        let at = self.at(key);
+        let get = async {
+            let got = match self.s3.get(&at).await {
+                Err(Error::NotFound { .. }) => return Ok(None),
+                got => got?,
+            };
+            if got.meta.size > bytes_max {
+                return Ok(Some(Err(got.meta.size)));
+            }
+            Ok(Some(Ok(got.bytes().await?)))
+        };
+        match within(what, self.waits.request, get).await? {
+            None => Ok(None),
+            Some(Ok(bytes)) => Ok(Some(bytes)),
+            Some(Err(size)) => {
+                let why = format!("{key} has {size} bytes, and can have {bytes_max} at most");
+                Err(Problem::conflict(what, why))
+            }
+        }
+    }
+
+    /// The next parts of the keys below a prefix.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn names(&self, what: &str, prefix: &str) -> Result<BTreeSet<String>, Problem> {
+        let at = self.at(prefix);
+        let list = self.s3.list_with_delimiter(Some(&at));
+        let found = within(what, self.waits.request, list).await?;
+        let objects = found.objects.into_iter().map(|object| object.location);
+        let all = objects.chain(found.common_prefixes);
+        Ok(all.filter_map(|path| path.filename().map(str::to_owned)).collect())
     }
 
     /// How many bytes an object has.

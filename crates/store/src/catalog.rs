@@ -415,6 +415,15 @@ impl Catalog {
         })
     }
 
+    /// Adds a sealed layer, and a volume whose head stands on it.
+    pub(crate) fn add_volume_on(&self, layer: &LayerRow, volume: &NewVolume) -> Result<()> {
+        self.change(|tx| {
+            insert_layer(tx, layer)?;
+            admissions::forget(tx, &volume.name)?;
+            insert_volume(tx, volume)
+        })
+    }
+
     /// Seals a volume's head, names it if an image name is given, and puts `head` on it.
     pub(crate) fn seal(
         &self,

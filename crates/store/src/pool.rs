@@ -639,7 +639,7 @@ impl Pool {
     }
 
     /// A sealed layer whose own blocks are all here.
-    fn row_with_own_blocks(&self, what: &str, id: LayerId) -> Result<LayerRow, Problem> {
+    pub(crate) fn row_with_own_blocks(&self, what: &str, id: LayerId) -> Result<LayerRow, Problem> {
         if !self.catalog.is_sealed(id).map_err(failed(what))? {
             return Err(Problem::not_found(what, "there is no such sealed layer in this pool"));
         }

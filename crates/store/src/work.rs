@@ -45,16 +45,21 @@ impl Work {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_stopped(&self) -> bool {
+    /// Whether it was asked to stop.
+    pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn expect(&self, bytes: u64) {
+    /// So many more bytes are to come.
+    pub fn expect(&self, bytes: u64) {
         self.total_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts finished bytes. Returns an error if the work should stop.
-    pub(crate) fn step(&self, bytes: u64) -> io::Result<()> {
+    /// Counts finished bytes.
+    ///
+    /// # Errors
+    /// When the work should stop.
+    pub fn step(&self, bytes: u64) -> io::Result<()> {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
         if self.is_stopped() {
             return Err(io::Error::new(io::ErrorKind::Interrupted, "it was interrupted"));

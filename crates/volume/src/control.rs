@@ -1,6 +1,7 @@
 //! The control API: the table in [`perigee_model::volume`], route by route.
 
 mod admissions;
+mod backups;
 mod callers;
 mod clients;
 mod confined;
@@ -108,6 +109,7 @@ pub fn router(control: Arc<Control>) -> Router {
         .merge(handover::routes())
         .merge(measure::routes())
         .merge(admissions::routes())
+        .merge(backups::routes())
         .merge(replicas::routes())
         .merge(vm_sockets::routes())
         .merge(observe::trace());

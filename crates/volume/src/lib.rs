@@ -22,6 +22,7 @@
 //! | how other hosts are reached | `remotes` |
 //! | the control API | `control`, `observe` |
 //! | what keeps this process's memory off the disks | `memory` |
+//! | backups of volumes: shipped, read, restored | `backups` |
 //! | how disks are measured | `measure` |
 //! | figures for Prometheus | `metrics` |
 //! | each VM's own NBD socket | `vm_sockets` |
@@ -39,6 +40,7 @@
 
 mod admissions;
 mod ahead;
+mod backups;
 mod boot_secrets;
 mod cache;
 mod coherent;

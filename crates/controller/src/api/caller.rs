@@ -16,7 +16,8 @@ use perigee_model::tenant::{
 use perigee_model::vm::NetworkKind;
 use perigee_model::volume::{UPLOAD_PREFIX, VolumeSource};
 use perigee_model::{
-    ImageName, JobId, NetworkName, Problem, ProblemKind, TenantName, UserName, VmId, VolumeName,
+    BackupName, ImageName, JobId, NetworkName, Problem, ProblemKind, TenantName, UserName, VmId,
+    VolumeName,
 };
 
 use crate::cluster::Cluster;
@@ -342,6 +343,8 @@ impl Named for VolumeName {
         jobs::job_of(self).map(|job| (job, volumes::unknown(self)))
     }
 }
+
+impl Named for BackupName {}
 
 impl Named for ImageName {}
 

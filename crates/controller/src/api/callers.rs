@@ -384,8 +384,9 @@ pub async fn admit(
         }
         next.run(request).await
     };
-    // What is read is as this controller has known it.
-    if let Some(notice) = superseded.and_then(|problem| HeaderValue::from_str(&problem.why).ok()) {
+    // What is read is as this controller has known it, and after a restore as the backup has it.
+    let notice = superseded.map(|problem| problem.why).or_else(|| cluster.restored.notice());
+    if let Some(notice) = notice.and_then(|notice| HeaderValue::from_str(&notice).ok()) {
         answer.headers_mut().insert(NOTICE_HEADER, notice);
     }
     unwritten.answered(answer.status());

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::caller::Caller;
 use super::{Name, Shared, json, to_its_end};
 use crate::planning::links;
-use crate::{drain, hosts, measuring};
+use crate::{drain, hosts, measuring, restored};
 
 /// Registers a host. The host repeats this every few seconds as a heartbeat.
 #[utoipa::path(put, path = "/hosts/{host}", tag = "hosts", params(("host" = String, Path)),
@@ -34,6 +34,13 @@ pub async fn register(
 pub async fn stops(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<()> {
     hosts::stops(&cluster, &host)?;
     json(())
+}
+
+/// After a restore of the controller: the host is not waited for any more. What it has since the backup is not known.
+#[utoipa::path(post, path = "/hosts/{host}/give-up", tag = "hosts",
+    params(("host" = String, Path)), responses((status = 200)))]
+pub async fn give_up(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<()> {
+    json(to_its_end(async move { restored::give_up(&cluster, &host).await }).await?)
 }
 
 /// Says at which site a host is from now on. Its agent has to say the same.

@@ -1,5 +1,6 @@
 //! The controller's HTTP API and its OpenAPI document, made from the same handlers.
 
+mod backups;
 mod balance;
 pub mod caller;
 mod callers;
@@ -72,6 +73,7 @@ fn cluster_routes() -> Routes {
     OpenApiRouter::new()
         .routes(routes!(hosts::register, hosts::info, hosts::remove))
         .routes(routes!(hosts::set_site))
+        .routes(routes!(hosts::give_up))
         .routes(routes!(hosts::drain))
         .routes(routes!(hosts::undrain))
         .routes(routes!(hosts::measured, hosts::measure, hosts::cancel_measurement))
@@ -124,6 +126,11 @@ fn catalog_routes() -> Routes {
         .routes(routes!(catalog::replicate_volume))
         .routes(routes!(catalog::stop_replica))
         .routes(routes!(catalog::promote_volume))
+        .routes(routes!(backups::list, backups::create))
+        .routes(routes!(backups::info, backups::delete))
+        .routes(routes!(backups::verify))
+        .routes(routes!(backups::restore))
+        .routes(routes!(backups::look))
 }
 
 /// Networks and VMs.
@@ -193,7 +200,7 @@ fn tenant_routes() -> Routes {
 fn pattern_of(parameter: &str) -> Option<&'static str> {
     match parameter {
         "host" | "rental" | "site" | "tenant" | "user" => Some(WORD_PATTERN),
-        "image" | "job" | "network" | "vm" | "volume" => Some(FULL_PATTERN),
+        "backup" | "image" | "job" | "network" | "vm" | "volume" => Some(FULL_PATTERN),
         _ => None,
     }
 }

@@ -21,6 +21,7 @@ mod parts;
 pub mod price_list;
 pub mod rentals;
 pub mod renter;
+mod restored;
 mod settings;
 pub mod staging;
 mod strange_images;
@@ -37,7 +38,9 @@ use std::time::Duration;
 use perigee_http::identity::Strangers;
 use perigee_http::{Authority, BOOT_ID, Claim, Clock, Identity, Network, Seldom, boot_id};
 use perigee_model::grant::{self, Allowed, GRANT_LIFE_MS, SignedGrant};
-use perigee_model::{HostId, ImageName, JobId, Problem, RentalId, SiteId, VmId, VolumeName};
+use perigee_model::{
+    BackupName, HostId, ImageName, JobId, Problem, RentalId, SiteId, VmId, VolumeName,
+};
 use perigee_repository::Repository;
 use tokio::sync::{Notify, broadcast, mpsc};
 
@@ -71,6 +74,7 @@ use paces::Paces;
 use price_list::Prices;
 use rentals::{RentalTiming, Rentals};
 use renter::{Renter, RenterTiming};
+use restored::Restored;
 pub use settings::Settings;
 use staging::Staging;
 use strange_images::StrangeImages;
@@ -146,6 +150,7 @@ pub enum Wanted {
     VolumeMove(VolumeName),
     Replica(VolumeName, SiteId),
     Rental(RentalId),
+    Backup(BackupName),
 }
 
 /// How the controller talks over TCP.
@@ -240,6 +245,8 @@ pub struct Cluster {
     pub rentals: Rentals,
     /// The rule by which hosts are rented.
     pub renter: Renter,
+    /// Hosts that have to be heard after a restore.
+    pub restored: Restored,
     /// Images whose import is to end, because they are deleted.
     pub cancelled_imports: broadcast::Sender<ImageName>,
     /// What hosts have and the controller does not show.
@@ -300,6 +307,7 @@ impl Cluster {
         let prices = Prices::load(settings.prices.clone(), &settings.renting, &records).await?;
         let rentals = Rentals::load(&records, Arc::clone(&ledger)).await?;
         let renter = Renter::load(&records).await?;
+        let restored = Restored::load(&records).await?;
         let measurements = Measurements::load(&records).await?;
         Ok(Arc::new(Self {
             records,
@@ -337,6 +345,7 @@ impl Cluster {
             measurements,
             rentals,
             renter,
+            restored,
             cancelled_imports: broadcast::Sender::new(16),
             strange_images: StrangeImages::default(),
             settings,
@@ -462,6 +471,11 @@ impl Cluster {
     /// Requests the driver of a rented host, as [`Self::drive_job`].
     pub fn drive_rental(&self, id: &RentalId) {
         self.want(Wanted::Rental(id.clone()));
+    }
+
+    /// Requests the driver of a backup, as [`Self::drive_job`].
+    pub fn drive_backup(&self, name: &BackupName) {
+        self.want(Wanted::Backup(name.clone()));
     }
 
     fn want(&self, wanted: Wanted) {

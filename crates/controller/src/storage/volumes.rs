@@ -331,21 +331,7 @@ pub fn unknown(name: &VolumeName) -> Problem {
 /// `Conflict` if the name is taken, `NoSpace` beyond the quota, and what the home answers.
 pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, Problem> {
     let _making = Making::begin(cluster, &new.name)?;
-    if let Ok(present) = find(cluster, &new.name).await {
-        // The answer to an earlier request was lost, and it has made none.
-        if present.seen.is_some() || !lacks(cluster, &present.home, &new.name).await {
-            let why = format!("there is a volume with this name at {}", present.home);
-            return Err(Problem::conflict(format!("can't create volume {}", new.name), why)
-                .next("choose another name, or delete it first"));
-        }
-        cluster.records.remove(&volume_key(&new.name)).await?;
-    }
-    if cluster.index.volume_move(&new.name).is_some_and(|last| !last.view.state.is_final()) {
-        let why = "a volume of this name has moved, and what it left behind is not deleted yet";
-        return Err(Problem::conflict(format!("can't create volume {}", new.name), why)
-            .next("try again in some seconds, or choose another name"));
-    }
-    moves::forget(cluster, &new.name).await?;
+    free_name(cluster, &new.name).await?;
     let home = home_for(cluster, &new).await?;
     check_free(&home, &new.name).await?;
     if let VolumeSource::Image(image) = &new.source {
@@ -385,6 +371,64 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
             }
             Err(problem)
         }
+    }
+}
+
+/// Makes sure that no volume has this name, and forgets one that was not made.
+async fn free_name(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem> {
+    let what = format!("can't create volume {name}");
+    if let Ok(present) = find(cluster, name).await {
+        // The answer to an earlier request was lost, and it has made none.
+        if present.seen.is_some() || !lacks(cluster, &present.home, name).await {
+            let why = format!("there is a volume with this name at {}", present.home);
+            return Err(
+                Problem::conflict(what, why).next("choose another name, or delete it first")
+            );
+        }
+        cluster.records.remove(&volume_key(name)).await?;
+    }
+    if cluster.index.volume_move(name).is_some_and(|last| !last.view.state.is_final()) {
+        let why = "a volume of this name has moved, and what it left behind is not deleted yet";
+        return Err(
+            Problem::conflict(what, why).next("try again in some seconds, or choose another name")
+        );
+    }
+    moves::forget(cluster, name).await
+}
+
+/// Makes a volume at a host by a request that may take long, and its record. `room` is that in the tenant's quota.
+///
+/// # Errors
+/// `Conflict` if the name is taken, and what the host answers.
+pub(super) async fn make_at(
+    cluster: &Cluster,
+    name: &VolumeName,
+    home: &HostLink,
+    make: impl Future<Output = Result<Result<VolumeInfo, Problem>, Problem>>,
+    room: accounts::QuotaHold<'_>,
+) -> Result<ClusterVolume, Problem> {
+    let (_making, _room) = (Making::begin(cluster, name)?, room);
+    free_name(cluster, name).await?;
+    check_free(home, name).await?;
+    let key = volume_key(name);
+    let mut record = VolumeRecord { name: name.clone(), home: home.id.clone(), seen: None };
+    if !cluster.records.create(&key, &record).await? {
+        let why = "another request is creating a volume with this name";
+        return Err(Problem::conflict(format!("can't create volume {name}"), why));
+    }
+    admissions::forget_readers(cluster, name).await?;
+    match make.await {
+        Ok(Ok(info)) => {
+            record.seen = Some(seen(&info));
+            cluster.records.put(&key, &record).await?;
+            Ok(view(cluster, name, &home.id, record.seen.as_ref(), &[]))
+        }
+        Ok(Err(problem)) => {
+            cluster.records.remove(&key).await?;
+            Err(problem)
+        }
+        // The answer was lost. The volume may be there: its record stays, so that it can be deleted, or made by the next request.
+        Err(problem) => Err(problem.next("try again")),
     }
 }
 

@@ -4,6 +4,7 @@
 mod admissions;
 mod amounts;
 mod api;
+mod backup;
 mod balance;
 mod balance_data;
 mod collect;

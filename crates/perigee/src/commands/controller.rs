@@ -1,6 +1,6 @@
 //! `perigee controller`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Command, Subcommand};
 use perigee_controller::Live;
@@ -10,12 +10,12 @@ use perigee_model::money::Money;
 use perigee_model::network::PublishPorts;
 use perigee_model::tasks::TaskStatus;
 use perigee_model::units::parse_duration;
-use perigee_model::{Problem, ProblemKind, SiteId};
+use perigee_model::{HostId, Problem, ProblemKind, SiteId};
 
 use crate::commands::daemon;
 use crate::commands::init::{self, InitArgs, STATE};
 use crate::commands::network::warn_insecure;
-use crate::commands::owner::AsOwner;
+use crate::commands::owner::{self, AsOwner};
 use crate::config::{DaemonOptions, Told};
 use crate::context::Context;
 use crate::output::{self, Column};
@@ -33,6 +33,26 @@ pub enum Verb {
     /// other copies then
     TakeOver {
         /// The controller's directory. No controller may run on it now
+        #[arg(long, default_value = STATE, value_name = "DIR")]
+        state: PathBuf,
+    },
+    /// Write all that only the controller knows to a file, while the controller runs: its store, authority, audit log and the names of the repository's files.
+    /// Whoever has the file can be anybody in the cluster
+    Backup {
+        /// The new file, or a directory in which it gets the present time as its name
+        to: PathBuf,
+        /// Also the contents of users' files that are on the controller's disk
+        #[arg(long)]
+        with_files: bool,
+        /// The controller's directory
+        #[arg(long, default_value = STATE, value_name = "DIR")]
+        state: PathBuf,
+    },
+    /// Restore a backup. The controller with it commands the hosts from its next start on, and begins nothing before each host has said what it has
+    Restore {
+        /// The file with the backup
+        file: PathBuf,
+        /// The controller's new directory, which does not exist or is empty
         #[arg(long, default_value = STATE, value_name = "DIR")]
         state: PathBuf,
     },
@@ -166,6 +186,36 @@ async fn serve(args: RunArgs, told: Option<Told>) -> Result<(), Problem> {
     daemon::run(told, args.daemon.log, live, perigee_controller::run(config)).await
 }
 
+fn backup(state: &Path, to: &Path, with_files: bool) -> Result<(), Problem> {
+    let made = perigee_controller::back_up(state, to, with_files)?;
+    output::text(&format!("{} has {}", made.file.display(), output::bytes(made.bytes)));
+    if made.left_out_files > 0 {
+        output::note(&format!(
+            "not in it: the contents of {} files of users ({}) on the controller's disk; --with-files adds them",
+            made.left_out_files,
+            output::bytes(made.left_out_bytes)
+        ));
+    }
+    Ok(())
+}
+
+async fn restore(file: &Path, state: &Path) -> Result<(), Problem> {
+    let restored = perigee_controller::restore(file, state).await?;
+    owner::give_for_unit(state)?;
+    let hosts: Vec<&str> = restored.hosts.iter().map(HostId::as_str).collect();
+    output::text(&format!(
+        "{} is the controller of {}, and commands the hosts from its next start on, with terms above {}",
+        state.display(),
+        output::time(restored.made_ms),
+        restored.term
+    ));
+    output::note(&format!(
+        "it begins nothing before these hosts have said what they have: {}; one that is gone: perigee host give-up NAME",
+        hosts.join(", ")
+    ));
+    Ok(())
+}
+
 /// Runs the controller until SIGTERM or SIGINT, or works on the files of one. `root` is the whole command line.
 pub async fn run(
     verb: Verb,
@@ -184,6 +234,8 @@ pub async fn run(
             ));
             Ok(())
         }
+        Verb::Backup { to, with_files, state } => backup(&state, &to, with_files),
+        Verb::Restore { file, state } => restore(&file, &state).await,
         Verb::Operator { dir, state } => {
             let authority = {
                 let _owner = AsOwner::of(&state)?;

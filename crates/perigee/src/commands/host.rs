@@ -99,6 +99,11 @@ pub enum HostVerb {
         #[arg(long, conflicts_with_all = ["against", "beside_vms"])]
         cancel: bool,
     },
+    /// After a restore of the controller: do not wait for this host. What it has since the backup is not known
+    GiveUp {
+        /// The host's name, as `perigee host list` shows it
+        host: HostId,
+    },
     /// Remove a host that will not come back
     #[command(visible_alias = "rm")]
     Remove {
@@ -258,6 +263,9 @@ pub async fn run(verb: HostVerb, context: &Context, root: Command) -> Result<Exi
         HostVerb::Info { host } => {
             let host: Host = client()?.get(&format!("/v1/hosts/{host}")).await?;
             output::one(context.format, &host, &[HOSTS, DETAILS].concat())
+        }
+        HostVerb::GiveUp { host } => {
+            client()?.post::<()>(&format!("/v1/hosts/{host}/give-up"), &()).await
         }
         HostVerb::Remove { host, force } => {
             let removal: HostRemoval = client()?

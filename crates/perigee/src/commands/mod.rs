@@ -2,6 +2,7 @@
 
 pub mod agent;
 mod asking;
+pub mod backup;
 pub mod balancing;
 pub mod boot;
 mod burst;

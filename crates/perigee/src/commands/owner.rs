@@ -76,14 +76,28 @@ pub fn make_for_unit(state: &Path) -> Result<(), Problem> {
         return Err(Problem::conflict(what(), "a controller that root has started uses it")
             .next("stop that controller, and run this command again"));
     }
-    give(state, &user).map_err(failed)
+    give(state, user.uid, user.gid).map_err(failed)
+}
+
+/// Gives what root has made in the controller's directory to whom the directory belongs, or to the user of the package's unit if it is root's.
+///
+/// # Errors
+/// As for [`make_for_unit`].
+pub fn give_for_unit(state: &Path) -> Result<(), Problem> {
+    make_for_unit(state)?;
+    if !Uid::effective().is_root() {
+        return Ok(());
+    }
+    let given = std::fs::metadata(state)
+        .and_then(|meta| give(state, Uid::from_raw(meta.uid()), Gid::from_raw(meta.gid())));
+    given.map_err(|e| Problem::internal(format!("can't give {} to its owner", state.display()), e))
 }
 
 /// Gives a directory and all below it to a user. Links are not followed.
-fn give(dir: &Path, user: &User) -> std::io::Result<()> {
+fn give(dir: &Path, uid: Uid, gid: Gid) -> std::io::Result<()> {
     let mut todo = vec![dir.to_owned()];
     while let Some(path) = todo.pop() {
-        lchown(&path, Some(user.uid.as_raw()), Some(user.gid.as_raw()))?;
+        lchown(&path, Some(uid.as_raw()), Some(gid.as_raw()))?;
         if std::fs::symlink_metadata(&path)?.is_dir() {
             for entry in std::fs::read_dir(&path)? {
                 todo.push(entry?.path());

@@ -1,5 +1,7 @@
 //! A cluster of several machines, made as `docs/cluster.md` says: here on one machine, each host with an address of loopback.
 
+mod backup;
+
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;

@@ -136,35 +136,36 @@ impl Catalog {
         })
     }
 
-    /// Keeps all layers of a volume from this one down as they are, while a replica copies them.
+    /// Keeps all layers of a volume from this one down as they are, while a replica or backup copies them. `keeper` is a replica's site, or a
+    /// backup's target ([`crate::homes::sealing::Pin`]).
     pub(crate) fn pin_filling(
         &self,
         volume: &VolumeName,
-        replica: &SiteId,
+        keeper: &str,
         layer: LayerId,
     ) -> Result<()> {
         self.change(|tx| {
-            let of_replica = params![volume.as_str(), replica.as_str()];
+            let of_replica = params![volume.as_str(), keeper];
             let sql = "DELETE FROM replica_pins WHERE volume = ?1 AND replica = ?2 AND filling";
             tx.execute(sql, of_replica)?;
             let sql = "INSERT INTO replica_pins VALUES (?1, ?2, ?3, 1)
                        ON CONFLICT (volume, replica, layer) DO UPDATE SET filling = 1";
-            tx.execute(sql, params![volume.as_str(), replica.as_str(), layer.to_string()]).map(drop)
+            tx.execute(sql, params![volume.as_str(), keeper, layer.to_string()]).map(drop)
         })
     }
 
-    /// The replica has all of this layer, and the home keeps only this one for it. With `None` it keeps none.
+    /// The keeper has all of this layer, and the home keeps only this one for it. With `None` it keeps none.
     pub(crate) fn pin_complete(
         &self,
         volume: &VolumeName,
-        replica: &SiteId,
+        keeper: &str,
         layer: Option<LayerId>,
     ) -> Result<()> {
         self.change(|tx| {
             let layer = layer.map(|layer| layer.to_string());
             let sql = "DELETE FROM replica_pins
                        WHERE volume = ?1 AND replica = ?2 AND layer IS NOT ?3";
-            let row = params![volume.as_str(), replica.as_str(), layer];
+            let row = params![volume.as_str(), keeper, layer];
             tx.execute(sql, row)?;
             // A volume that has moved has no pins yet at its new home.
             let chain = chain("SELECT head FROM volumes WHERE name = ?1");
@@ -178,7 +179,7 @@ impl Catalog {
 
     pub(crate) fn replica_pins(&self, volume: &VolumeName) -> Result<Vec<PinRow>> {
         let sql = "SELECT replica, layer, filling FROM replica_pins
-                   WHERE volume = ?1 ORDER BY replica, filling";
+                   WHERE volume = ?1 AND replica NOT LIKE 'backup:%' ORDER BY replica, filling";
         self.lock()
             .prepare_cached(sql)?
             .query_map([volume.as_str()], |row| {

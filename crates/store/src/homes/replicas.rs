@@ -39,7 +39,7 @@ impl Pool {
         let name = name.clone();
         self.run(move |pool| {
             let what = format!("can't keep what the replica of volume {name} at {replica} needs");
-            pool.catalog.pin_complete(&name, &replica, layer).map_err(failed(&what))?;
+            pool.catalog.pin_complete(&name, replica.as_str(), layer).map_err(failed(&what))?;
             // Layers that were kept for the replica may be free to be merged now.
             pool.note_sealed();
             Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use perigee_model::home::DepartedLayer;
 use perigee_model::replica::{SealReplica, SealedReplica};
 use perigee_model::volume::CachePolicy;
-use perigee_model::{ImageName, Problem, SiteId, VolumeName};
+use perigee_model::{ImageName, Problem, VolumeName};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::catalog::{LayerRow, Sealed, failed};
@@ -14,6 +14,14 @@ use crate::layers::head::Head;
 use crate::layers::layer::live_name;
 use crate::pool::Pool;
 use crate::volume::{Stack, io_problem};
+
+/// For whom the sealed layers are kept.
+pub(crate) struct Pin {
+    /// A replica's site, or `backup:` and a backup's target. No site has such a name.
+    pub(crate) keeper: String,
+    /// Whether the data leave this site.
+    pub(crate) leaves_site: bool,
+}
 
 impl Pool {
     /// Seals what was written until now, so that little is new when the volume departs and its new home can
@@ -43,15 +51,16 @@ impl Pool {
         let what = format!("can't seal what volume {name} has for its replica at {replica}");
         self.flush_before_sealing(&what, name).await?;
         let guard = self.wait_for_changes(&what).await?;
-        self.seal_in_use(&what, name, Some(replica), guard).await
+        let pin = Pin { keeper: replica.into(), leaves_site: true };
+        self.seal_in_use(&what, name, Some(pin), guard).await
     }
 
     /// Nothing is sealed if the head adds nothing. The guard is of the lock `changes`.
-    async fn seal_in_use(
+    pub(crate) async fn seal_in_use(
         self: &Arc<Self>,
         what: &str,
         name: &VolumeName,
-        replica: Option<SiteId>,
+        pin: Option<Pin>,
         guard: OwnedMutexGuard<()>,
     ) -> Result<SealedReplica, Problem> {
         let volume = self.volume(name).await?;
@@ -59,7 +68,8 @@ impl Pool {
         let (guard, pinned) = volume
             .replace_stack(what, move |stack| {
                 let rows = pool.catalog.chain(stack.head.layer.id).map_err(failed(&now))?;
-                if replica.is_some() && rows.iter().any(|row| row.confined) {
+                let leaves = pin.as_ref().is_some_and(|pin| pin.leaves_site);
+                if leaves && rows.iter().any(|row| row.confined) {
                     let why = "it, or what it stands on, may not leave its site";
                     return Err(Problem::conflict(&now, why));
                 }
@@ -67,7 +77,7 @@ impl Pool {
                 let adds_nothing = pool.head_adds_nothing(stack).map_err(failed(&now))?;
                 let (new, top) = match below.filter(|_| adds_nothing) {
                     Some(below) => (None, below),
-                    None if replica.is_none() && stack.head.is_untouched() => {
+                    None if pin.is_none() && stack.head.is_untouched() => {
                         return Ok((None, (guard, Ok(()))));
                     }
                     None => {
@@ -75,8 +85,10 @@ impl Pool {
                         (Some(sealed), stack.head.layer.id)
                     }
                 };
-                let pin = |site| pool.catalog.pin_filling(&named, site, top);
-                let pinned = replica.as_ref().map_or(Ok(()), pin);
+                let pinned = match &pin {
+                    Some(pin) => pool.catalog.pin_filling(&named, &pin.keeper, top),
+                    None => Ok(()),
+                };
                 // The volume has its new layers even if the pin can't be stored.
                 Ok((new, (guard, pinned)))
             })

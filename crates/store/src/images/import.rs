@@ -52,7 +52,7 @@ const PATIENCE: Patience =
     Patience { info: Duration::from_secs(60), progress: Duration::from_secs(5 * 60) };
 
 /// A file that is removed when this is dropped, unless it was renamed.
-struct TempFile(PathBuf);
+pub(crate) struct TempFile(pub(crate) PathBuf);
 
 impl Drop for TempFile {
     fn drop(&mut self) {
@@ -143,7 +143,7 @@ impl Pool {
         Ok(ImageInfo { note, ..self.image_info(&request.name).await? })
     }
 
-    fn temp_file(&self) -> TempFile {
+    pub(crate) fn temp_file(&self) -> TempFile {
         TempFile(self.layers_dir().join(format!("import-{}.tmp", Uuid::new_v4())))
     }
 
@@ -202,15 +202,15 @@ impl Pool {
         .await
     }
 
-    /// Turns a converted file into a sealed layer with an image name.
-    fn adopt(
+    /// Turns a file into the files of a sealed layer, which no catalog knows yet. Returns its data bytes and its content.
+    pub(crate) fn make_layer(
         &self,
         what: &str,
         temp: &TempFile,
         size_bytes: u64,
-        (name, layer, confined): (&ImageName, LayerId, bool),
+        layer: LayerId,
         work: &Work,
-    ) -> Result<(), Problem> {
+    ) -> Result<(u64, ContentDigest), Problem> {
         let made = || -> std::io::Result<(u64, ContentDigest)> {
             let data = File::options().read(true).write(true).open(&temp.0)?;
             data.set_len(size_bytes)?;
@@ -228,10 +228,22 @@ impl Pool {
             let content = checksums::make(&*self.files, &sealed, work)?;
             Ok((states.data_bytes(), content))
         };
-        let (data_bytes, content) = made().map_err(|error| {
+        made().map_err(|error| {
             self.remove_layers(&[layer]);
             if work.is_stopped() { stopped(what) } else { io_problem(what, &error.into()) }
-        })?;
+        })
+    }
+
+    /// Turns a converted file into a sealed layer with an image name.
+    fn adopt(
+        &self,
+        what: &str,
+        temp: &TempFile,
+        size_bytes: u64,
+        (name, layer, confined): (&ImageName, LayerId, bool),
+        work: &Work,
+    ) -> Result<(), Problem> {
+        let (data_bytes, content) = self.make_layer(what, temp, size_bytes, layer, work)?;
         let row = LayerRow::new(layer, size_bytes, None);
         let row = LayerRow { data_bytes: Some(data_bytes), confined, ..row };
         let added = self.catalog.add_image(name, &row);

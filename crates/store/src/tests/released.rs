@@ -193,16 +193,16 @@ async fn a_layer_that_a_replica_needs_waits_for_it() {
     let device = with_snapshots(&pool).await;
     let (expected, site) = (all(&device).await, perigee_model::SiteId::new("cloud").unwrap());
     let info = pool.image_info(&image_name("s2")).await.unwrap();
-    pool.catalog.pin_filling(&volume_name("v"), &site, info.layer).unwrap();
+    pool.catalog.pin_filling(&volume_name("v"), site.as_str(), info.layer).unwrap();
     for name in ["s0", "s1", "s2"] {
         delete(&pool, name).await;
     }
     merge(&pool).await;
     assert_eq!(depth(&pool, "v").await, 4, "the replica copies all of them");
-    pool.catalog.pin_complete(&volume_name("v"), &site, Some(info.layer)).unwrap();
+    pool.catalog.pin_complete(&volume_name("v"), site.as_str(), Some(info.layer)).unwrap();
     merge(&pool).await;
     assert_eq!(depth(&pool, "v").await, 3, "the replica's newest stays as it is");
-    pool.catalog.pin_complete(&volume_name("v"), &site, None).unwrap();
+    pool.catalog.pin_complete(&volume_name("v"), site.as_str(), None).unwrap();
     merge(&pool).await;
     assert_eq!((depth(&pool, "v").await, all(&device).await), (1, expected));
 }

@@ -1,5 +1,6 @@
 //! The volume server as a process, driven by the programs people use: QEMU's tools, libnbd's, fio.
 
+mod backups;
 mod cold;
 mod confined;
 mod copies;

@@ -116,6 +116,8 @@ pub struct Server {
     pub control_addr: String,
     child: Option<Child>,
     certificates: Option<PathBuf>,
+    /// Beside those of this process.
+    variables: Vec<(&'static str, &'static str)>,
     /// Held until the server has ended.
     dir: Option<TempDir>,
 }
@@ -137,9 +139,18 @@ impl Server {
             [(); 3].map(|()| format!("127.0.0.1:{}", perigee_http::unused_port()));
         let control = format!("unix:{}", sockets(&pool).join("control.sock").display());
         let control = Client::new(&control, DEADLINE).expect("a client");
-        let (child, certificates, dir) = Default::default();
-        let mut server =
-            Self { pool, nbd_addr, iscsi_addr, control, control_addr, child, certificates, dir };
+        let (child, certificates, variables, dir) = Default::default();
+        let mut server = Self {
+            pool,
+            nbd_addr,
+            iscsi_addr,
+            control,
+            control_addr,
+            child,
+            certificates,
+            variables,
+            dir,
+        };
         server.start_process().await;
         server
     }
@@ -150,6 +161,7 @@ impl Server {
             .env(POOL_VARIABLE, &self.pool)
             .env("PERIGEE_TEST_NBD", &self.nbd_addr)
             .envs(self.certificates.iter().map(|dir| (CERTIFICATES_VARIABLE, dir)))
+            .envs(self.variables.iter().copied())
             .env("PERIGEE_TEST_ISCSI", &self.iscsi_addr)
             .env("PERIGEE_TEST_CONTROL", &self.control_addr)
             .stdin(Stdio::piped())
@@ -168,6 +180,14 @@ impl Server {
     pub async fn with_tls(mut self, certificates: &Path) -> Self {
         self.terminate().await;
         self.certificates = Some(certificates.to_owned());
+        self.start_process().await;
+        self
+    }
+
+    /// Has these environment variables from now on.
+    pub async fn with_variables(mut self, variables: &[(&'static str, &'static str)]) -> Self {
+        self.terminate().await;
+        self.variables = variables.to_vec();
         self.start_process().await;
         self
     }

@@ -1,0 +1,205 @@
+//! The driver of a backup.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use perigee_model::backup::{
+    Backup, BackupProgress, BackupState, DeleteBackup, ShipBackup, ShippedBackup,
+};
+use perigee_model::volume::Progress;
+use perigee_model::{BackupName, HostId, Problem, ProblemKind};
+
+use super::{BACKUPS_PREFIX, BackupRecord, backup_key, list, reader};
+use crate::clock::now_ms;
+use crate::cluster::Cluster;
+use crate::records::Owned;
+use crate::storage::volumes;
+
+/// The longest pause between two tries; doubled each time up to this.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// A backup that gets no further for so long is given up. The next one uses what was shipped.
+const PATIENCE: Duration = Duration::from_secs(3600);
+/// How often the record says how far it is.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+
+/// Has the backup shipped until it is complete, or given up.
+///
+/// # Errors
+/// When the store fails; the caller tries again.
+pub async fn drive(cluster: Arc<Cluster>, name: BackupName) -> Result<(), Problem> {
+    let (mut pause, mut failing_since) = (cluster.timing.poll, None::<Instant>);
+    loop {
+        let Some(record) = cluster.records.own::<BackupRecord>(&backup_key(&name)).await? else {
+            return Ok(());
+        };
+        let mut run = Run { cluster: &cluster, record, has_begun: false };
+        let problem = match run.view().state {
+            BackupState::Completed | BackupState::Failed => return Ok(()),
+            BackupState::Shipping => match run.ship().await {
+                Ok(shipped) => return run.completed(&shipped).await,
+                Err(problem) => problem,
+            },
+            BackupState::Deleting => match run.delete().await {
+                Ok(()) => return cluster.records.remove(&backup_key(&name)).await,
+                Err(problem) => problem,
+            },
+        };
+        run.stop_asking().await?;
+        if run.has_begun {
+            (pause, failing_since) = (cluster.timing.poll, None);
+        }
+        let since = *failing_since.get_or_insert_with(Instant::now);
+        let may_pass = problem.kind == ProblemKind::Unavailable && since.elapsed() < PATIENCE;
+        let is_deleted = run.view().state == BackupState::Deleting;
+        if !may_pass && (is_deleted || !run.has_moved().await) {
+            return run.failed(&problem).await;
+        }
+        run.note(&problem).await?;
+        pause = (pause * 2).min(PAUSE_MAX);
+        tokio::time::sleep(pause).await;
+    }
+}
+
+struct Run<'a> {
+    cluster: &'a Arc<Cluster>,
+    record: Owned<BackupRecord>,
+    /// Something was shipped or read in this try.
+    has_begun: bool,
+}
+
+impl Run<'_> {
+    fn view(&mut self) -> &mut Backup {
+        &mut self.record.value.view
+    }
+
+    /// Asks the volume's home to ship the backup, and hears how far it is. Who asked is recorded before.
+    async fn ship(&mut self) -> Result<ShippedBackup, Problem> {
+        let view = self.view().clone();
+        let home = volumes::settled_home(self.cluster, &view.volume).await?;
+        let home = volumes::reachable(self.cluster, &home)?;
+        self.view().host = Some(home.id.clone());
+        self.record.value.asks = true;
+        self.record.save().await?;
+        let at = |one: &BackupRecord| one.view.at.address == view.at.address;
+        let is_deleted = |one: &BackupRecord| one.view.state == BackupState::Deleting;
+        if self.all().await?.iter().any(|one| at(one) && is_deleted(one)) {
+            let what = format!("can't back up volume {}", view.volume);
+            return Err(Problem::unavailable(
+                what,
+                "another backup is being deleted at the target",
+            ));
+        }
+        let ask = ShipBackup {
+            is_known: self.is_known(&view, &home.id).await?,
+            name: view.name,
+            to: view.at,
+            now_ms: now_ms(),
+            whole: self.record.value.whole,
+        };
+        let path = format!("/v1/volumes/{}/backup", view.volume);
+        let (done, total) = (AtomicU64::new(0), AtomicU64::new(0));
+        let shipping = home.volume.hear_long::<ShippedBackup>(&path, &ask, |progress: Progress| {
+            done.store(progress.done_bytes, Ordering::Relaxed);
+            total.store(progress.total_bytes, Ordering::Relaxed);
+        });
+        tokio::pin!(shipping);
+        loop {
+            tokio::select! {
+                ended = &mut shipping => return ended?,
+                () = tokio::time::sleep(TELL_EVERY) => {}
+            }
+            let progress = BackupProgress {
+                done_bytes: done.load(Ordering::Relaxed),
+                total_bytes: total.load(Ordering::Relaxed),
+            };
+            self.has_begun |= progress.done_bytes > 0;
+            if self.view().progress != Some(progress) {
+                self.view().progress = Some(progress);
+                self.view().problem.clear();
+                self.record.save().await?;
+            }
+        }
+    }
+
+    async fn all(&self) -> Result<Vec<BackupRecord>, Problem> {
+        self.cluster.records.list(BACKUPS_PREFIX).await
+    }
+
+    /// Nothing is shipped for this backup now.
+    async fn stop_asking(&mut self) -> Result<(), Problem> {
+        if !std::mem::take(&mut self.record.value.asks) {
+            return Ok(());
+        }
+        self.record.save().await
+    }
+
+    /// Has the backup deleted at its target, while nobody ships to that.
+    async fn delete(&mut self) -> Result<(), Problem> {
+        let view = self.view().clone();
+        let what = format!("can't delete backup {}", view.name);
+        let ships = |one: &BackupRecord| one.asks && one.view.at.address == view.at.address;
+        if let Some(other) = self.all().await?.iter().find(|one| ships(one)) {
+            let why = format!("backup {} is being shipped to the same target", other.view.name);
+            return Err(Problem::unavailable(what, why));
+        }
+        let host = reader(self.cluster, &view.at, view.host.as_ref()).await?;
+        let ask = DeleteBackup { backup: view.name, at: view.at };
+        host.volume.post_long("/v1/backups/delete", &ask, |_: Progress| {}).await
+    }
+
+    /// Whether the target has had a backup, so that it is not a directory over which a disk should be mounted.
+    async fn is_known(&self, view: &Backup, home: &HostId) -> Result<bool, Problem> {
+        let all = list(self.cluster).await?;
+        Ok(all.iter().any(|other| {
+            let is_there =
+                other.at == view.at && (view.at.is_s3() || other.host.as_ref() == Some(home));
+            is_there && other.state == BackupState::Completed
+        }))
+    }
+
+    /// Whether the volume has another home than the one that was asked, or is about to.
+    async fn has_moved(&mut self) -> bool {
+        let (volume, asked) = (self.view().volume.clone(), self.view().host.clone());
+        let home = volumes::find(self.cluster, &volume).await.ok().map(|record| record.home);
+        self.cluster.index.is_changing_home(&volume) || (home.is_some() && home != asked)
+    }
+
+    async fn completed(&mut self, shipped: &ShippedBackup) -> Result<(), Problem> {
+        let view = self.view();
+        view.state = BackupState::Completed;
+        view.taken_ms = Some(shipped.taken_ms);
+        view.ended_ms = Some(now_ms());
+        view.size_bytes = Some(shipped.size_bytes);
+        view.data_bytes = Some(shipped.data_bytes);
+        view.shipped_bytes = shipped.shipped_bytes;
+        view.progress = None;
+        view.problem.clear();
+        self.record.value.asks = false;
+        self.record.save().await
+    }
+
+    async fn failed(&mut self, problem: &Problem) -> Result<(), Problem> {
+        tracing::warn!("backup {} has failed: {problem}", self.view().name);
+        let view = self.view();
+        view.state = BackupState::Failed;
+        view.ended_ms = Some(now_ms());
+        view.progress = None;
+        view.problem = in_words(problem);
+        self.record.save().await
+    }
+
+    async fn note(&mut self, problem: &Problem) -> Result<(), Problem> {
+        let words = in_words(problem);
+        if self.view().problem == words {
+            return Ok(());
+        }
+        self.view().problem = words;
+        self.record.save().await
+    }
+}
+
+fn in_words(problem: &Problem) -> String {
+    let next = if problem.next.is_empty() { String::new() } else { format!("; {}", problem.next) };
+    format!("{}: {}{next}", problem.what, problem.why)
+}

@@ -1,0 +1,211 @@
+//! A backup of the controller, and what a restored controller does before it has heard all hosts.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use perigee_model::job::{Access, JobState};
+use perigee_model::{HostId, ProblemKind};
+use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
+
+use super::{Lab, TIMING, running_as, spec, vm_of, wait_for};
+use crate::backup::{make, restore};
+use crate::records::{RESTORED, RestoredRecord};
+use crate::restored;
+use crate::store::{SqliteStore, Store as _, Write};
+
+/// A backup in a directory of its own.
+fn backed_up(state: &Path) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let made = make(state, dir.path(), false).expect("a backup");
+    (dir, made.file)
+}
+
+impl Lab {
+    /// The controller ends, and another one begins with what a backup has, in another directory.
+    async fn restore_elsewhere(&mut self, backup: &Path) {
+        self.supervisor.stop().await;
+        let dir = tempfile::tempdir().expect("a directory");
+        restore(backup, dir.path()).await.expect("restored");
+        self.dir = dir;
+        self.start_controller(TIMING).await;
+    }
+
+    /// Waits until the restored controller waits for these hosts only.
+    async fn waits_for(&self, hosts: &[&HostId]) {
+        let hosts: BTreeSet<HostId> = hosts.iter().map(|host| (*host).clone()).collect();
+        wait_for("the other hosts to be heard", async || {
+            (self.cluster.restored.waits_for().unwrap_or_default() == hosts).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_restored_controller_starts_no_job_before_each_host_was_heard_or_given_up() {
+    let mut lab = Lab::up().await;
+    let not_restored = restored::give_up(&lab.cluster, &lab.cloud.id).await.expect_err("no need");
+    assert_eq!(not_restored.kind, ProblemKind::Conflict, "{not_restored}");
+    lab.supervisor.stop().await;
+    let mut alone = spec(Access::Read);
+    alone.volumes.clear();
+    let id = lab.submit(alone).await;
+    let (_dir, backup) = backed_up(lab.dir.path());
+    lab.cloud.inside().down = true;
+    lab.restore_elsewhere(&backup).await;
+    let cloud = lab.cloud.id.clone();
+    lab.waits_for(&[&cloud]).await;
+    let notice = lab.cluster.restored.notice().expect("a notice");
+    assert!(notice.contains("cloud1") && notice.contains("perigee host give-up"), "{notice}");
+    let passes = lab.cluster.counters.passes.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(passes, 0, "the scheduler has begun");
+    assert_eq!(lab.job(&id).await.state, JobState::Queued);
+    // Who was given up stays so after a restart.
+    restored::give_up(&lab.cluster, &cloud).await.expect("given up");
+    lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
+    lab.restart_controller().await;
+    let left: Option<RestoredRecord> = lab.cluster.records.read(RESTORED).await.expect("a store");
+    assert!(left.is_none() && lab.cluster.restored.notice().is_none(), "{left:?}");
+}
+
+#[tokio::test]
+async fn a_job_that_has_moved_since_the_backup_waits_for_a_silent_host_and_is_found_there() {
+    let mut lab = Lab::up().await;
+    let mut moving = spec(Access::Write);
+    moving.may_migrate = true;
+    let (id, vm) = running_as(&lab, moving).await;
+    let (_dir, backup) = backed_up(lab.dir.path());
+    lab.supervisor.stop().await;
+    let moved = lab.home.inside().vms.remove(&vm).expect("the VM");
+    lab.cloud.inside().vms.insert(vm.clone(), moved);
+    lab.cloud.inside().down = true;
+    lab.restore_elsewhere(&backup).await;
+    let cloud = lab.cloud.id.clone();
+    lab.waits_for(&[&cloud]).await;
+    assert_eq!(lab.job(&id).await.state, JobState::Running, "its VM is not lost");
+    lab.cloud.inside().down = false;
+    let job = lab.wait_for_job(&id, "its VM's host", |job| job.host.as_ref() == Some(&cloud)).await;
+    assert_eq!(job.state, JobState::Running, "{job:?}");
+    assert!(!lab.home.inside().vms.contains_key(&vm), "it runs once");
+}
+
+#[tokio::test]
+async fn a_backup_that_was_cut_off_or_changed_restores_nothing() {
+    let lab = Lab::up().await;
+    let (dir, backup) = backed_up(lab.dir.path());
+    let whole = std::fs::read(&backup).expect("the backup");
+    let at = |text: &[u8]| {
+        whole.windows(text.len()).position(|window| window == text).expect("it is there")
+    };
+    let changed = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let cut =
+        [0, 100, 512, 5000, whole.len() / 2, whole.len() - 2048].map(|end| whole[..end].to_vec());
+    let changes = [
+        at(b"SQLite format 3") + 2000,
+        at(b"-----BEGIN") + 60,
+        at(br#""path":"state.db""#) + 10,
+        at(b"backup.json"),
+    ];
+    let bad = dir.path().join("bad.tar");
+    for bytes in cut.into_iter().chain(changes.map(changed)) {
+        std::fs::write(&bad, &bytes).expect("written");
+        let to = dir.path().join("restored");
+        let refused = restore(&bad, &to).await.expect_err("it is not whole");
+        assert_eq!(refused.kind, ProblemKind::Invalid, "{refused}");
+        assert!(!to.exists() && !dir.path().join(".restored.restoring").exists(), "{refused}");
+    }
+    for used in [lab.dir.path(), dir.path()] {
+        let refused = restore(&backup, used).await.expect_err("something is there");
+        assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    }
+    let again = make(lab.dir.path(), &backup, false).expect_err("it is there");
+    assert_eq!(again.kind, ProblemKind::Conflict, "{again}");
+}
+
+#[tokio::test]
+async fn a_backup_is_of_one_moment_while_the_controller_writes() {
+    let state = tempfile::tempdir().expect("a directory");
+    let store = SqliteStore::open(&state.path().join("state.db")).expect("a store");
+    let put = async |key: &str, value: u64| {
+        let present = store.get(key).await.expect("read").map(|entry| entry.revision);
+        let write = Write::Put(value.into());
+        drop(store.compare_and_swap(key, present, write).await.expect("written"));
+    };
+    let (mut number, writes) = (0, std::sync::atomic::AtomicBool::new(true));
+    let writing = async {
+        while writes.load(std::sync::atomic::Ordering::Relaxed) {
+            number += 1;
+            put("first", number).await;
+            put("second", number).await;
+        }
+    };
+    let to = tempfile::tempdir().expect("a directory");
+    let backing_up = async {
+        let mut files = Vec::new();
+        for name in ["a", "b", "c"] {
+            let (state, file) = (state.path().to_owned(), to.path().join(name));
+            // What a kill has left is in nobody's way.
+            std::fs::write(to.path().join(format!(".{name}.part")), "half").expect("written");
+            let made = tokio::task::spawn_blocking(move || make(&state, &file, false));
+            files.push(made.await.expect("no panic").expect("a backup").file);
+        }
+        writes.store(false, std::sync::atomic::Ordering::Relaxed);
+        files
+    };
+    let ((), files) = tokio::join!(writing, backing_up);
+    for (file, name) in files.iter().zip(["x", "y", "z"]) {
+        let restored = to.path().join(name);
+        restore(file, &restored).await.expect("restored");
+        let store = SqliteStore::open(&restored.join("state.db")).expect("the store");
+        let value = async |key: &str| {
+            let entry = store.get(key).await.expect("read");
+            entry.map_or(0, |entry| entry.value.as_u64().expect("a number"))
+        };
+        let (first, second) = (value("first").await, value("second").await);
+        assert!(first == second || first == second + 1, "{first} {second}");
+    }
+    let names = std::fs::read_dir(to.path()).expect("a list").count();
+    assert_eq!(names, 6, "nothing else is left");
+}
+
+#[tokio::test]
+async fn keys_stay_private_and_names_of_files_are_kept_with_their_attributes() {
+    let lab = Lab::up().await;
+    let tree = lab.dir.path().join("data/tenants/acme/tree/results");
+    std::fs::create_dir_all(&tree).expect("a directory");
+    let far = File::create(tree.join("far")).expect("a file");
+    far.set_len(1 << 40).expect("a length");
+    fsetxattr(&far, "user.perigee.object", b"acme/17", XattrFlags::empty()).expect("an attribute");
+    fsetxattr(&far, "user.perigee.sha256", b"abc", XattrFlags::empty()).expect("an attribute");
+    let day = std::time::UNIX_EPOCH + std::time::Duration::from_secs(86_400);
+    far.set_modified(day).expect("a time");
+    std::fs::write(tree.join("near"), "content").expect("a file");
+    let to = tempfile::tempdir().expect("a directory");
+    let names = make(lab.dir.path(), &to.path().join("names"), false).expect("a backup");
+    assert_eq!((names.left_out_files, names.left_out_bytes), (1, 7));
+    let all = make(lab.dir.path(), &to.path().join("all"), true).expect("a backup");
+    assert_eq!(all.left_out_files, 0);
+    let mode = |path: &Path| std::fs::metadata(path).expect("it").permissions().mode() & 0o777;
+    assert_eq!(mode(&all.file), 0o600);
+    for (backup, has_content) in [(&names, false), (&all, true)] {
+        let restored = to.path().join(format!("restored-{has_content}"));
+        restore(&backup.file, &restored).await.expect("restored");
+        assert_eq!(mode(&restored), 0o700);
+        assert_eq!(mode(&restored.join("authority/ca.key")), 0o600);
+        assert!(restored.join("audit").is_dir());
+        let tree = restored.join("data/tenants/acme/tree/results");
+        let near = std::fs::read_to_string(tree.join("near")).ok();
+        assert_eq!(near.as_deref(), has_content.then_some("content"));
+        let far = File::open(tree.join("far")).expect("the name");
+        let meta = far.metadata().expect("it");
+        assert_eq!((meta.len(), meta.modified().expect("a time")), (1 << 40, day));
+        let mut key = [0_u8; 64];
+        let length = fgetxattr(&far, "user.perigee.object", &mut key[..]).expect("an attribute");
+        assert_eq!(&key[..length], b"acme/17");
+    }
+}

@@ -1,0 +1,257 @@
+//! Backups of volumes: what people ask for and see, and what the controller asks of volume servers.
+//!
+//! | at a volume server | body | answer |
+//! |---|---|---|
+//! | `POST /volumes/{volume}/backup` | [`ShipBackup`] | lines of `Step` of [`ShippedBackup`]; it is stopped when the client leaves, and goes on where it was when it is asked for again |
+//! | `POST /volumes/{volume}/restore` | [`RestoreVolume`] | lines of `Step` of `VolumeInfo`; it is stopped when the client leaves |
+//! | `POST /backups/list` | [`BackupTarget`] | [`FoundBackup`] of each |
+//! | `POST /backups/delete` | [`DeleteBackup`] | lines of `Step` of nothing; a backup that is not there is no error |
+//! | `POST /backups/verify` | [`VerifyBackup`] | lines of `Step` of [`VerifiedBackup`] |
+//!
+//! What is at a target: `docs/dev/backup.md`.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{BackupName, HostId, LeaveSite, Problem, TenantName, VolumeName};
+
+const S3: &str = "s3://";
+
+/// Where backups are: a directory of the host that writes or reads them, or an S3 store.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+pub struct BackupTarget {
+    /// An absolute path, or `s3://BUCKET/PREFIX`.
+    pub address: String,
+    /// The address of the S3 store, if it is not AWS's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+}
+
+impl BackupTarget {
+    /// Refuses what is neither.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn check(&self) -> Result<(), Problem> {
+        let what = format!("can't use {} for backups", self.address);
+        let is_path = self.address.starts_with('/') && !self.address.contains("/../");
+        if self.address.len() > 1000 || !(is_path || self.is_s3()) {
+            let why = "it is neither the absolute path of a directory nor s3://BUCKET/PREFIX";
+            return Err(Problem::invalid(what, why));
+        }
+        match &self.endpoint {
+            Some(_) if is_path => Err(Problem::invalid(what, "a directory has no endpoint")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it is an S3 store.
+    pub fn is_s3(&self) -> bool {
+        self.address.starts_with(S3)
+    }
+}
+
+/// Asks for a backup of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewBackup {
+    /// The volume. It may be in use.
+    pub volume: VolumeName,
+    /// A directory of the volume's home, or an S3 store.
+    pub to: BackupTarget,
+    /// Also what the target has already is shipped, for example because it was damaged there.
+    #[serde(default)]
+    pub whole: bool,
+}
+
+/// The state of a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BackupState {
+    /// It is being shipped, or waits for what `problem` says.
+    Shipping,
+    /// All of it is at the target.
+    Completed,
+    /// It was given up. What was shipped is used by the next one.
+    Failed,
+    /// It is being deleted at the target, or waits for what `problem` says.
+    Deleting,
+}
+
+/// A backup of a volume, as the controller knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Backup {
+    /// The volume's name and the time.
+    pub name: BackupName,
+    /// The volume.
+    pub volume: VolumeName,
+    /// Where it is.
+    pub at: BackupTarget,
+    /// The volume's home, which ships it; `None`: not asked yet.
+    pub host: Option<HostId>,
+    /// How far it is.
+    pub state: BackupState,
+    /// When it was asked for; Unix time.
+    pub begun_ms: u64,
+    /// When the volume was sealed for it; Unix time. It has what was written until then.
+    pub taken_ms: Option<u64>,
+    /// When it was complete or failed; Unix time.
+    pub ended_ms: Option<u64>,
+    /// The size of the volume's disk.
+    pub size_bytes: Option<u64>,
+    /// The data of all its layers.
+    pub data_bytes: Option<u64>,
+    /// What was sent to the target for it.
+    pub shipped_bytes: u64,
+    /// How far it is, while it is shipped. What the target has already does not count.
+    pub progress: Option<BackupProgress>,
+    /// Why it failed, or what it waits for; else empty.
+    pub problem: String,
+}
+
+/// How far a backup is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BackupProgress {
+    /// What was read of the volume: once to check it, and once to ship it.
+    pub done_bytes: u64,
+    /// What is to be read, as far as that is known.
+    pub total_bytes: u64,
+}
+
+/// Asks for a new volume with what a backup has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RestoreBackup {
+    /// The new volume.
+    pub volume: VolumeName,
+    /// Its home; `None`: the host that has shipped the backup, or for an S3 store the host with the most room.
+    pub host: Option<HostId>,
+    /// Where the backup is; `None`: where the controller knows it.
+    pub from: Option<BackupTarget>,
+}
+
+/// Has a backup read, and compared with its checksums.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CheckBackup {
+    /// Where the backup is; `None`: where the controller knows it.
+    pub at: Option<BackupTarget>,
+    /// The host that reads it; `None`: the host that has shipped it, or for an S3 store any.
+    pub host: Option<HostId>,
+}
+
+/// Asks for the backups at a target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LookForBackups {
+    /// The target.
+    pub at: BackupTarget,
+    /// The host that looks; `None`: any, which is for S3 stores.
+    pub host: Option<HostId>,
+}
+
+/// A backup that was found at a target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FoundBackup {
+    /// Its name.
+    pub name: BackupName,
+    /// The volume that it is of; `None`: that can't be read.
+    pub volume: Option<VolumeName>,
+    /// When the volume was sealed; Unix time.
+    pub taken_ms: u64,
+    /// The size of the volume's disk.
+    pub size_bytes: u64,
+    /// The data of all its layers.
+    pub data_bytes: u64,
+    /// Why it can't be read; else empty.
+    pub problem: String,
+}
+
+/// Has a volume's home ship a backup.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShipBackup {
+    /// The backup's name.
+    pub name: BackupName,
+    /// The target.
+    pub to: BackupTarget,
+    /// The present time by the controller's clock; Unix time.
+    pub now_ms: u64,
+    /// The target has had backups, so it is not an empty directory over which a disk should be mounted.
+    pub is_known: bool,
+    /// As in [`NewBackup`].
+    pub whole: bool,
+}
+
+/// A backup that is complete.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShippedBackup {
+    /// When the volume was sealed; Unix time.
+    pub taken_ms: u64,
+    /// The size of the volume's disk.
+    pub size_bytes: u64,
+    /// The data of all its layers.
+    pub data_bytes: u64,
+    /// What was sent.
+    pub shipped_bytes: u64,
+}
+
+/// Has a host make a volume of a backup.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreVolume {
+    /// The backup.
+    pub backup: BackupName,
+    /// Where it is.
+    pub from: BackupTarget,
+    /// The tenant of the new volume.
+    pub tenant: TenantName,
+    /// Whether the new volume may leave its site.
+    pub leave_site: LeaveSite,
+}
+
+/// Has a host read a backup, and compare it with its checksums.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifyBackup {
+    /// The backup.
+    pub backup: BackupName,
+    /// Where it is.
+    pub at: BackupTarget,
+}
+
+/// Has a host delete a backup, and the layers that no other backup at the target needs. Nothing may be shipped to the target meanwhile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeleteBackup {
+    /// The backup.
+    pub backup: BackupName,
+    /// Where it is.
+    pub at: BackupTarget,
+}
+
+/// A backup that was read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VerifiedBackup {
+    /// What was read.
+    pub read_bytes: u64,
+    /// What is missing or damaged; none if the backup is sound.
+    pub problems: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_an_absolute_path_or_an_s3_store() {
+        let check = |address: &str, endpoint: Option<&str>| {
+            let endpoint = endpoint.map(str::to_owned);
+            BackupTarget { address: address.to_owned(), endpoint }.check()
+        };
+        for good in ["/srv/backups", "s3://bucket", "s3://bucket/of/mine"] {
+            check(good, None).expect(good);
+        }
+        check("s3://bucket", Some("http://10.0.0.1:9000")).expect("an endpoint");
+        for bad in ["", "backups", "./backups", "/srv/../etc", "https://bucket"] {
+            check(bad, None).expect_err(bad);
+        }
+        check("/srv/backups", Some("http://10.0.0.1:9000")).expect_err("it has none");
+    }
+}

@@ -1,0 +1,226 @@
+//! Backups of volumes, at the pool: what is sealed for one, whether a layer is sound before it is shipped, and how a volume comes from one.
+//!
+//! **Increments.** The home keeps the newest layer that each target has as it is, so that the next backup ships only what stands on that layer. Layers below it may
+//! be merged here: at the target they stay as they were shipped. While a backup is shipped, all its layers stay.
+//!
+//! **A restore** writes what all layers show together into one file, which no catalog names until all of it is there. A start of the server removes such a file.
+//! The layer that is made of it has the id of the backup's topmost layer, because it shows the same: so the next backup of the new volume ships only what is new.
+
+use std::sync::Arc;
+
+use perigee_block::device::IoError;
+use perigee_model::replica::SealedReplica;
+use perigee_model::volume::{CachePolicy, VolumeInfo};
+use perigee_model::{LayerId, LeaveSite, Problem, TenantName, VolumeName};
+use uuid::Uuid;
+
+use crate::catalog::{self, LayerRow, NewVolume, failed};
+use crate::disk::blocks::index;
+use crate::disk::files::{BlockFile, DiskFile};
+use crate::homes::sealing::Pin;
+use crate::images::import::{TempFile, new_file};
+use crate::layers::checksums::{self, Compared};
+use crate::pool::Pool;
+use crate::volume::io_problem;
+use crate::work::Work;
+
+fn keeper(target: &str) -> String {
+    format!("backup:{target}")
+}
+
+impl Pool {
+    /// Seals what a volume has, and keeps its layers for a backup to this target. `leaves_site` says whether the target is elsewhere.
+    ///
+    /// # Errors
+    /// As [`Self::seal_ahead`]; a conflict when the volume may not leave its site, and the backup would.
+    pub async fn seal_backup(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        target: &str,
+        leaves_site: bool,
+    ) -> Result<SealedReplica, Problem> {
+        let what = format!("can't seal what volume {name} has for a backup to {target}");
+        self.flush_before_sealing(&what, name).await?;
+        let guard = self.wait_for_changes(&what).await?;
+        let pin = Pin { keeper: keeper(target), leaves_site };
+        self.seal_in_use(&what, name, Some(pin), guard).await
+    }
+
+    /// The target has this layer, and what is below it. Only this layer stays for the next backup.
+    ///
+    /// # Errors
+    /// When the catalog can't be written.
+    pub async fn has_backup(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        target: &str,
+        layer: Option<LayerId>,
+    ) -> Result<(), Problem> {
+        let (name, keeper) = (name.clone(), keeper(target));
+        self.run(move |pool| {
+            let what = format!("can't keep what the next backup of volume {name} needs");
+            pool.catalog.pin_complete(&name, &keeper, layer).map_err(failed(&what))?;
+            pool.note_sealed();
+            Ok(())
+        })
+        .await
+    }
+
+    /// Compares a sealed layer with its checksums, so that damage of this disk is not backed up as if it was sound. One that has none yet was sealed a moment
+    /// ago.
+    ///
+    /// # Errors
+    /// A conflict when it is damaged; unavailable when a part of it is at another host.
+    pub async fn check_before_backup(
+        self: &Arc<Self>,
+        id: LayerId,
+        work: Arc<Work>,
+    ) -> Result<(), Problem> {
+        self.run(move |pool| {
+            let what = format!("can't back up layer {id}");
+            let row = pool.row_with_own_blocks(&what, id)?;
+            let layer = pool.open_sealed(&row).map_err(|error| Problem::internal(&what, error))?;
+            if !layer.has_files() {
+                return Ok(());
+            }
+            let compared = checksums::compare(&*pool.files, &layer, &work);
+            let findings = match compared.map_err(|error| io_problem(&what, &error.into()))? {
+                Compared::WithoutChecksums => Vec::new(),
+                Compared::DamagedChecksums(findings) | Compared::Data { findings, .. } => findings,
+            };
+            let Some((range, why)) = findings.into_iter().next() else { return Ok(()) };
+            let at = range.map_or(0, |range| range.start);
+            let why = format!("it is damaged at offset {at}: {why}");
+            Err(Problem::conflict(what, why).next(
+                "`perigee volume check` names all damage; restore the volume from an earlier backup, or promote a replica",
+            ))
+        })
+        .await
+    }
+}
+
+/// The bytes of a volume that come from a backup. Nothing names them yet.
+pub struct IncomingVolume {
+    temp: TempFile,
+    file: Arc<DiskFile>,
+    size_bytes: u64,
+}
+
+/// What becomes of an [`IncomingVolume`].
+#[derive(Debug, Clone)]
+pub struct NewIncoming {
+    /// The volume's name.
+    pub name: VolumeName,
+    /// The tenant whose space it counts as.
+    pub tenant: TenantName,
+    /// Whether it may leave its site.
+    pub leave_site: LeaveSite,
+    /// The layer that shows the same; it gets a new id if the pool has that one.
+    pub layer: Option<LayerId>,
+}
+
+impl IncomingVolume {
+    /// Writes bytes, or makes a range zeros again if `bytes` is `None`. Blocks the thread.
+    ///
+    /// # Errors
+    /// No space; the disk fails.
+    pub fn write(
+        &self,
+        offset: u64,
+        length_bytes: u64,
+        bytes: Option<&[u8]>,
+    ) -> Result<(), IoError> {
+        // What is beyond its end was cut off when a later layer was made.
+        let length = length_bytes.min(self.size_bytes.saturating_sub(offset));
+        match bytes {
+            _ if length == 0 => Ok(()),
+            Some(bytes) => Ok(self.file.write_at(offset, &bytes[..index(length)])?),
+            None => Ok(self.file.punch_hole(offset, length)?),
+        }
+    }
+
+    /// What is from here on reads as zeros.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub fn cut(&self, from: u64) -> Result<(), IoError> {
+        self.write(from, u64::MAX, None)
+    }
+}
+
+impl Pool {
+    /// Makes room for a volume that comes from a backup.
+    ///
+    /// # Errors
+    /// A conflict when the name is taken; no space.
+    pub async fn begin_incoming(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        size_bytes: u64,
+    ) -> Result<IncomingVolume, Problem> {
+        let name = name.clone();
+        self.run(move |pool| {
+            let what = format!("can't restore volume {name}");
+            let size_bytes = Self::layer_size(&what, size_bytes)?;
+            pool.check_names_free(&what, std::slice::from_ref(&name))?;
+            let temp = pool.temp_file();
+            let made = new_file(&temp.0).and_then(|file| {
+                file.set_len(size_bytes)?;
+                Ok(file)
+            });
+            let file = made.map_err(|error| io_problem(&what, &error.into()))?;
+            Ok(IncomingVolume { temp, file: Arc::new(DiskFile::from(file)), size_bytes })
+        })
+        .await
+    }
+
+    /// All bytes are there: they become a volume.
+    ///
+    /// # Errors
+    /// A conflict when the name was taken meanwhile; no space; unavailable when the work was stopped.
+    pub async fn finish_incoming(
+        self: &Arc<Self>,
+        incoming: IncomingVolume,
+        new: NewIncoming,
+        work: Arc<Work>,
+    ) -> Result<VolumeInfo, Problem> {
+        let name = new.name.clone();
+        // As an import: nobody else makes a layer with this id, or a volume with this name.
+        self.change(move |pool| {
+            let what = format!("can't restore volume {}", new.name);
+            pool.check_names_free(&what, std::slice::from_ref(&new.name))?;
+            let layer = pool.make_incoming(&incoming, &new, &work)?;
+            let volume = NewVolume {
+                name: new.name,
+                head: LayerRow::new_head(layer.size_bytes, Some(layer.id)),
+                epoch: catalog::first_epoch(),
+                tenant: new.tenant,
+                cache: CachePolicy::default(),
+                owner: None,
+            };
+            let added = pool.catalog.add_volume_on(&layer, &volume);
+            added.map_err(|error| pool.not_recorded(&what, &[layer.id], &error))?;
+            pool.note_sealed();
+            Ok::<_, Problem>(())
+        })
+        .await?;
+        self.volume_info(&name).await
+    }
+
+    fn make_incoming(
+        &self,
+        incoming: &IncomingVolume,
+        new: &NewIncoming,
+        work: &Work,
+    ) -> Result<LayerRow, Problem> {
+        let what = format!("can't restore volume {}", new.name);
+        let is_free = |id: &LayerId| self.catalog.has_layer(*id).map(|has| !has);
+        let wanted = new.layer.map(|id| is_free(&id).map(|free| free.then_some(id))).transpose();
+        let wanted = wanted.map_err(failed(&what))?.flatten();
+        let id = wanted.unwrap_or_else(|| LayerId(Uuid::new_v4()));
+        let size_bytes = incoming.size_bytes;
+        let (data_bytes, _) = self.make_layer(&what, &incoming.temp, size_bytes, id, work)?;
+        let row = LayerRow::new(id, size_bytes, None);
+        Ok(LayerRow { data_bytes: Some(data_bytes), confined: new.leave_site.is_never(), ..row })
+    }
+}

@@ -1,0 +1,255 @@
+//! Backups of volumes: the volume's home seals the volume, as for a replica, and ships the layers that the target lacks. A layer never changes, so a second backup
+//! ships only what was written since the first one.
+//!
+//! 1. The volume is sealed while it is in use. Its layers stay as they are until the backup is complete or another one begins.
+//! 2. From the top down, the first layer is looked for that the target has. All layers above it are shipped, the lowest first: so what the target has of a layer, it has
+//!    of all layers below. Each piece that is there already is left out, so a backup that was cut off goes on where it was.
+//! 3. The manifest is written. The home keeps the topmost layer as it is for the next backup.
+//!
+//! | question | file |
+//! |---|---|
+//! | What is at a target? | `format.rs` |
+//! | How does it get there, whole or not at all? | `target.rs` |
+//! | How does a volume come back, and how is damage found? | `restore.rs` |
+//! | When is a layer at a target deleted? | `delete.rs` |
+
+pub mod delete;
+pub mod format;
+pub mod restore;
+pub mod target;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use perigee_block::device::{Device, IoError};
+use perigee_model::backup::{ShipBackup, ShippedBackup};
+use perigee_model::volume::BLOCK_BYTES;
+use perigee_model::{LayerId, Problem, ProblemKind, VolumeName};
+use perigee_store::{Pool, Work, io_problem};
+
+use format::{
+    FORMAT, LayerIndex, Manifest, NamedLayer, Piece, PieceBuilder, Run, index_key, layer_prefix,
+    manifest_key, piece_name, sha256, with_checksum,
+};
+use restore::Reading;
+use target::Target;
+
+/// The blocks of a layer are asked for in pieces of this size.
+const LOOK_BYTES: u64 = 16 << 30;
+/// The layer is read in pieces of this size.
+const READ_BYTES: usize = 1 << 20;
+
+/// Ships a backup of a volume of this pool. `work` says how far it is, and may stop it.
+///
+/// # Errors
+/// `NotFound` if there is no such volume; `Conflict` if it is damaged here, or may not leave its site; `NoSpace` if the target is full; `Unavailable` if the target fails or is
+/// away, or a part of the volume is still at another host. Nothing that is complete at the target is changed.
+pub async fn ship(
+    pool: &Arc<Pool>,
+    volume: &VolumeName,
+    ask: &ShipBackup,
+    work: &Arc<Work>,
+) -> Result<ShippedBackup, Problem> {
+    let target = Target::new(&ask.to)?;
+    target.begin(ask.is_known).await?;
+    let what = format!("can't back up volume {volume} to {}", ask.to.address);
+    let sealed = pool.seal_backup(volume, &ask.to.address, ask.to.is_s3()).await?;
+    let mut shipping =
+        Shipping { what, pool, target: &target, whole: ask.whole, work, shipped_bytes: 0 };
+    let chain: Vec<LayerId> = sealed.chain.iter().map(|layer| layer.layer).collect();
+    let there = shipping.first_that_is_there(&chain).await?;
+    for at in (0..there).rev() {
+        shipping.layer(chain[at], chain.get(at + 1).copied()).await?;
+    }
+    let manifest = Manifest {
+        format: FORMAT,
+        name: ask.name.clone(),
+        volume: volume.clone(),
+        tenant: sealed.tenant,
+        taken_ms: ask.now_ms,
+        size_bytes: sealed.size_bytes,
+        encryption: None,
+        layers: shipping.layers_from(chain.first().copied()).await?,
+    };
+    shipping.put_list(&manifest_key(&ask.name), &manifest).await?;
+    pool.has_backup(volume, &ask.to.address, chain.first().copied()).await?;
+    Ok(ShippedBackup {
+        taken_ms: ask.now_ms,
+        size_bytes: manifest.size_bytes,
+        data_bytes: manifest.data_bytes(),
+        shipped_bytes: shipping.shipped_bytes,
+    })
+}
+
+/// A backup that is being shipped.
+struct Shipping<'a> {
+    what: String,
+    pool: &'a Arc<Pool>,
+    target: &'a Target,
+    /// What the target has is shipped again.
+    whole: bool,
+    work: &'a Arc<Work>,
+    shipped_bytes: u64,
+}
+
+impl Shipping<'_> {
+    fn reading(&self) -> Reading<'_> {
+        Reading { target: self.target, work: self.work }
+    }
+
+    fn failed(&self, error: &IoError) -> Problem {
+        match self.work.is_stopped() {
+            true => stopped(&self.what),
+            false => io_problem(&self.what, error),
+        }
+    }
+
+    /// The place in the chain of the topmost layer that the target has, with all that is below it.
+    async fn first_that_is_there(&self, chain: &[LayerId]) -> Result<usize, Problem> {
+        if self.whole {
+            return Ok(chain.len());
+        }
+        for (at, layer) in chain.iter().enumerate() {
+            match self.reading().index_of(*layer).await {
+                Ok(Some(_)) => return Ok(at),
+                Ok(None) => {}
+                // One that can't be read is made anew.
+                Err(problem) if problem.kind == ProblemKind::Conflict => {
+                    tracing::warn!(%problem, "a layer is backed up again");
+                }
+                Err(problem) => return Err(problem),
+            }
+        }
+        Ok(chain.len())
+    }
+
+    /// Ships what a layer itself has.
+    async fn layer(&mut self, layer: LayerId, parent: Option<LayerId>) -> Result<(), Problem> {
+        let device = self.pool.open_own(layer).await.map_err(|problem| match problem.kind {
+            ProblemKind::NotFound => Problem::unavailable(&self.what, problem.why).next(
+                "wait until its copy is complete (`perigee image list`); the backup is tried again",
+            ),
+            _ => problem,
+        })?;
+        let runs = runs_of(&*device).await.map_err(|error| self.failed(&error))?;
+        let data_bytes: u64 = runs.iter().filter(|run| !run.is_zero).map(Run::length_bytes).sum();
+        // It is read twice: to compare it with its checksums, and to ship it.
+        self.work.expect(2 * data_bytes);
+        self.pool.check_before_backup(layer, Arc::clone(self.work)).await?;
+        let there = match self.whole {
+            true => BTreeSet::new(),
+            false => self.target.names(&layer_prefix(layer)).await?,
+        };
+        let mut pieces = Pieces { layer, there, done: Vec::new(), next: PieceBuilder::default() };
+        for run in runs {
+            if run.is_zero {
+                pieces.next.zeros(run.blocks);
+                self.put_full(&mut pieces).await?;
+                continue;
+            }
+            let (mut at, end) = (run.blocks.start * BLOCK_BYTES, run.blocks.end * BLOCK_BYTES);
+            while at < end {
+                let room = READ_BYTES.min(pieces.next.room_bytes()) as u64;
+                let length = u32::try_from(room.min(end - at)).expect("a small piece");
+                let read = device.read(at, length).await;
+                let bytes = read.map_err(|error| self.failed(&error))?;
+                pieces.next.data(at / BLOCK_BYTES, &bytes);
+                at += u64::from(length);
+                self.work.step(length.into()).map_err(|_| stopped(&self.what))?;
+                self.put_full(&mut pieces).await?;
+            }
+        }
+        if !pieces.next.is_empty() {
+            self.put_piece(&mut pieces).await?;
+        }
+        let size_bytes = device.size_bytes();
+        let pieces = pieces.done;
+        let index = LayerIndex { format: FORMAT, layer, size_bytes, parent, data_bytes, pieces };
+        self.put_list(&index_key(layer), &index).await
+    }
+
+    async fn put_full(&mut self, pieces: &mut Pieces) -> Result<(), Problem> {
+        if pieces.next.is_full() { self.put_piece(pieces).await } else { Ok(()) }
+    }
+
+    async fn put_piece(&mut self, pieces: &mut Pieces) -> Result<(), Problem> {
+        let piece = std::mem::take(&mut pieces.next);
+        let hashed = tokio::task::spawn_blocking(move || {
+            let bytes = piece.finish();
+            let sum = sha256(&bytes);
+            (bytes, sum)
+        });
+        let (bytes, sum) = hashed.await.map_err(|error| Problem::internal(&self.what, error))?;
+        let name = piece_name(pieces.done.len(), &sum);
+        let length = bytes.len() as u64;
+        pieces.done.push(Piece { bytes: length, sha256: sum });
+        if pieces.there.contains(&name) {
+            return Ok(());
+        }
+        self.target.put(&format!("{}/{name}", layer_prefix(pieces.layer)), bytes).await?;
+        self.shipped_bytes += length;
+        Ok(())
+    }
+
+    async fn put_list(
+        &mut self,
+        key: &str,
+        list: &(impl serde::Serialize + Sync),
+    ) -> Result<(), Problem> {
+        let bytes = with_checksum(list).map_err(|error| Problem::internal(&self.what, error))?;
+        self.shipped_bytes += bytes.len() as u64;
+        self.target.put(key, bytes).await
+    }
+
+    /// The layers at the target from this one down.
+    async fn layers_from(&self, top: Option<LayerId>) -> Result<Vec<NamedLayer>, Problem> {
+        let indexes = self.reading().indexes_from(&self.what, top).await?;
+        let named =
+            |index: LayerIndex| NamedLayer { layer: index.layer, data_bytes: index.data_bytes };
+        Ok(indexes.into_iter().map(named).collect())
+    }
+}
+
+/// The pieces of a layer.
+struct Pieces {
+    layer: LayerId,
+    /// Those that are at the target.
+    there: BTreeSet<String>,
+    done: Vec<Piece>,
+    next: PieceBuilder,
+}
+
+fn stopped(what: &str) -> Problem {
+    Problem::unavailable(what, "it was stopped, because nobody waits for it any more")
+        .next("it goes on where it was when it is asked for again")
+}
+
+/// What a layer itself has, in order.
+async fn runs_of(device: &dyn Device) -> Result<Vec<Run>, IoError> {
+    let (size_bytes, mut at) = (device.size_bytes(), 0);
+    let mut runs: Vec<Run> = Vec::new();
+    while at < size_bytes {
+        let begun = at;
+        for extent in device.extents(at, LOOK_BYTES.min(size_bytes - at)).await? {
+            let end = at + extent.length_bytes;
+            let blocks = at / BLOCK_BYTES..end / BLOCK_BYTES;
+            at = end;
+            // A hole that is not known to be zeros is what layers below have.
+            if extent.hole && !extent.zero {
+                continue;
+            }
+            let is_zero = extent.hole;
+            match runs.last_mut() {
+                Some(last) if last.is_zero == is_zero && last.blocks.end == blocks.start => {
+                    last.blocks.end = blocks.end;
+                }
+                _ => runs.push(Run { blocks, is_zero }),
+            }
+        }
+        if at == begun {
+            return Err(io::Error::other("a layer does not say what it has").into());
+        }
+    }
+    Ok(runs)
+}

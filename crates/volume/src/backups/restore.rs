@@ -1,0 +1,261 @@
+//! Reads backups: what is at a target, whether a backup is sound, and a volume that is made of one.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use perigee_model::backup::{FoundBackup, RestoreVolume, VerifiedBackup, VerifyBackup};
+use perigee_model::volume::{BLOCK_BYTES, VolumeInfo};
+use perigee_model::{BackupName, LayerId, Problem, ProblemKind, VolumeName};
+use perigee_store::{IncomingVolume, NewIncoming, Pool, Work, io_problem};
+use serde::de::DeserializeOwned;
+
+use super::format::{
+    FORMAT, LIST_BYTES_MAX, LayerIndex, MANIFESTS, Manifest, PIECE_BYTES_MAX, Run, checked,
+    index_key, layer_prefix, manifest_key, parse_piece, piece_name, sha256,
+};
+use super::stopped;
+use super::target::Target;
+
+/// So much damage of one backup is named.
+const PROBLEMS_MAX: usize = 100;
+
+/// What is read of a target.
+#[derive(Clone, Copy)]
+pub struct Reading<'a> {
+    pub target: &'a Target,
+    pub work: &'a Arc<Work>,
+}
+
+fn damaged(what: &str, why: impl std::fmt::Display) -> Problem {
+    Problem::conflict(what, format!("the backup is damaged: {why}")).next(
+        "use another backup; `perigee backup create --whole` ships everything again while the volume is there",
+    )
+}
+
+impl Reading<'_> {
+    async fn list<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Problem> {
+        let Some(bytes) = self.target.get(key, LIST_BYTES_MAX).await? else { return Ok(None) };
+        checked(&bytes).map(Some).map_err(|why| damaged(&format!("can't read {key}"), why))
+    }
+
+    /// The index of a layer; `None`: the target does not have the layer.
+    ///
+    /// # Errors
+    /// `Conflict` if it is damaged.
+    pub async fn index_of(&self, layer: LayerId) -> Result<Option<LayerIndex>, Problem> {
+        let found = self.list::<LayerIndex>(&index_key(layer)).await?;
+        match &found {
+            Some(index) if index.layer != layer || index.format != FORMAT => {
+                Err(damaged(&format!("can't read layer {layer}"), "its index is another one's"))
+            }
+            _ => Ok(found),
+        }
+    }
+
+    /// The indexes of the layers from this one down.
+    ///
+    /// # Errors
+    /// `Conflict` if one is missing or damaged.
+    pub async fn indexes_from(
+        &self,
+        what: &str,
+        top: Option<LayerId>,
+    ) -> Result<Vec<LayerIndex>, Problem> {
+        let (mut indexes, mut next) = (Vec::<LayerIndex>::new(), top);
+        while let Some(layer) = next {
+            if indexes.iter().any(|index| index.layer == layer) {
+                return Err(damaged(what, format!("layer {layer} stands on itself")));
+            }
+            let index = self.index_of(layer).await?;
+            let index = index.ok_or_else(|| damaged(what, format!("layer {layer} is missing")))?;
+            next = index.parent;
+            indexes.push(index);
+        }
+        Ok(indexes)
+    }
+
+    /// What a backup shows: its layers, topmost first.
+    ///
+    /// # Errors
+    /// `Conflict` if one is missing or damaged.
+    pub async fn indexes(&self, manifest: &Manifest) -> Result<Vec<LayerIndex>, Problem> {
+        let top = manifest.layers.first().map(|layer| layer.layer);
+        self.indexes_from(&format!("can't read backup {}", manifest.name), top).await
+    }
+
+    /// What a backup is of.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such backup; `Conflict` if it is damaged.
+    pub async fn manifest(&self, name: &BackupName) -> Result<Manifest, Problem> {
+        let what = format!("can't read backup {name}");
+        let found = self.list::<Manifest>(&manifest_key(name)).await?;
+        let Some(manifest) = found else {
+            return Err(Problem::not_found(what, "the target has no backup with this name")
+                .next("`perigee backup list --from TARGET` shows those that it has"));
+        };
+        if manifest.format != FORMAT || manifest.encryption.is_some() {
+            let why = "it is of a newer version of perigee";
+            return Err(Problem::new(ProblemKind::Unsupported, what, why)
+                .next("read it with that version, or a newer one"));
+        }
+        match manifest.name == *name {
+            true => Ok(manifest),
+            false => Err(damaged(&what, "it is another one under this name")),
+        }
+    }
+
+    /// A piece, with its runs and where each has its bytes.
+    async fn piece(
+        &self,
+        index: &LayerIndex,
+        number: usize,
+    ) -> Result<(Vec<u8>, Vec<(Run, Range<usize>)>), Problem> {
+        let what = format!("can't read piece {number} of layer {}", index.layer);
+        let Some(piece) = index.pieces.get(number) else {
+            return Err(damaged(&what, "no such piece"));
+        };
+        let key = format!("{}/{}", layer_prefix(index.layer), piece_name(number, &piece.sha256));
+        let read = self.target.get(&key, PIECE_BYTES_MAX).await?;
+        let bytes = read.ok_or_else(|| damaged(&what, format!("{key} is missing")))?;
+        self.work.step(bytes.len() as u64).map_err(|_| stopped(&what))?;
+        let (blocks, wanted) = (index.size_bytes / BLOCK_BYTES, piece.sha256.clone());
+        let parsed = tokio::task::spawn_blocking(move || {
+            if sha256(&bytes) != wanted {
+                return Err("its bytes are not what was shipped".to_owned());
+            }
+            parse_piece(&bytes, blocks).map(|runs| (bytes, runs))
+        });
+        let parsed = parsed.await.map_err(|error| Problem::internal(&what, error))?;
+        parsed.map_err(|why| damaged(&what, format!("{key}: {why}")))
+    }
+}
+
+/// The backups at a target. One that can't be read says why.
+///
+/// # Errors
+/// `Unavailable` if the target is away.
+pub async fn list(target: &Target) -> Result<Vec<FoundBackup>, Problem> {
+    target.look().await?;
+    let (work, mut found) = (Arc::default(), Vec::new());
+    let reading = Reading { target, work: &work };
+    for name in target.names(MANIFESTS).await? {
+        let Ok(name) = BackupName::new(name) else { continue };
+        found.push(match reading.manifest(&name).await {
+            Ok(manifest) => FoundBackup {
+                data_bytes: manifest.data_bytes(),
+                volume: Some(manifest.volume),
+                taken_ms: manifest.taken_ms,
+                size_bytes: manifest.size_bytes,
+                problem: String::new(),
+                name,
+            },
+            Err(problem) if problem.kind == ProblemKind::Unavailable => return Err(problem),
+            Err(problem) => {
+                let (volume, problem) = (None, problem.why);
+                FoundBackup { name, volume, taken_ms: 0, size_bytes: 0, data_bytes: 0, problem }
+            }
+        });
+    }
+    found.sort_by(|a, b| (a.taken_ms, &a.name).cmp(&(b.taken_ms, &b.name)));
+    Ok(found)
+}
+
+/// Reads all of a backup, and names what is missing or damaged.
+///
+/// # Errors
+/// `NotFound` if there is no such backup; `Unavailable` if the target fails, or the work was stopped.
+pub async fn verify(ask: &VerifyBackup, work: &Arc<Work>) -> Result<VerifiedBackup, Problem> {
+    let target = Target::new(&ask.at)?;
+    target.look().await?;
+    let reading = Reading { target: &target, work };
+    let mut problems = Vec::new();
+    // What can't be read is damage; that the target is away is not.
+    let mut note = |problem: Problem| match problem.kind {
+        ProblemKind::Conflict => {
+            problems.push(format!("{}: {}", problem.what, problem.why));
+            Ok(())
+        }
+        _ => Err(problem),
+    };
+    let found = async { reading.indexes(&reading.manifest(&ask.backup).await?).await };
+    let indexes = match found.await {
+        Ok(indexes) => indexes,
+        Err(problem) => {
+            note(problem)?;
+            Vec::new()
+        }
+    };
+    work.expect(indexes.iter().flat_map(|index| &index.pieces).map(|piece| piece.bytes).sum());
+    for index in &indexes {
+        for number in 0..index.pieces.len() {
+            if let Err(problem) = reading.piece(index, number).await {
+                note(problem)?;
+            }
+        }
+    }
+    problems.truncate(PROBLEMS_MAX);
+    Ok(VerifiedBackup { read_bytes: work.progress().done_bytes, problems })
+}
+
+/// Makes a volume of a backup. All of it is read and compared with its checksums before there is a volume.
+///
+/// # Errors
+/// `NotFound` if there is no such backup; `Conflict` if it is damaged, or the volume's name is taken; `NoSpace`; `Unavailable` if the target fails, or the work was stopped.
+pub async fn restore(
+    pool: &Arc<Pool>,
+    volume: &VolumeName,
+    ask: &RestoreVolume,
+    work: &Arc<Work>,
+) -> Result<VolumeInfo, Problem> {
+    let target = Target::new(&ask.from)?;
+    target.look().await?;
+    let reading = Reading { target: &target, work };
+    let manifest = reading.manifest(&ask.backup).await?;
+    let indexes = reading.indexes(&manifest).await?;
+    work.expect(indexes.iter().flat_map(|index| &index.pieces).map(|piece| piece.bytes).sum());
+    let incoming = Arc::new(pool.begin_incoming(volume, manifest.size_bytes).await?);
+    // The lowest layer first: what stands on it overwrites it.
+    for index in indexes.iter().rev() {
+        for number in 0..index.pieces.len() {
+            let (bytes, runs) = reading.piece(index, number).await?;
+            let to = Arc::clone(&incoming);
+            write(volume, move || put(&to, &bytes, &runs)).await?;
+        }
+        // A layer hides what layers below have beyond its end.
+        let (to, end) = (Arc::clone(&incoming), index.size_bytes);
+        write(volume, move || to.cut(end)).await?;
+    }
+    let what = format!("can't restore volume {volume}");
+    let incoming = Arc::into_inner(incoming)
+        .ok_or_else(|| Problem::internal(what, "something still writes to it"))?;
+    let top = indexes.first().filter(|top| top.size_bytes == manifest.size_bytes);
+    let new = NewIncoming {
+        name: volume.clone(),
+        tenant: ask.tenant.clone(),
+        leave_site: ask.leave_site,
+        layer: top.map(|top| top.layer),
+    };
+    pool.finish_incoming(incoming, new, Arc::clone(work)).await
+}
+
+async fn write(
+    volume: &VolumeName,
+    act: impl FnOnce() -> Result<(), perigee_block::device::IoError> + Send + 'static,
+) -> Result<(), Problem> {
+    let what = format!("can't restore volume {volume}");
+    let done = tokio::task::spawn_blocking(act).await;
+    let done = done.map_err(|error| Problem::internal(&what, error))?;
+    done.map_err(|error| io_problem(&what, &error))
+}
+
+fn put(
+    to: &IncomingVolume,
+    bytes: &[u8],
+    runs: &[(Run, Range<usize>)],
+) -> Result<(), perigee_block::device::IoError> {
+    runs.iter().try_for_each(|(run, at)| {
+        let data = (!run.is_zero).then(|| &bytes[at.clone()]);
+        to.write(run.blocks.start * BLOCK_BYTES, run.length_bytes(), data)
+    })
+}

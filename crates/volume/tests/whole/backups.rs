@@ -1,0 +1,475 @@
+//! Backups of volumes: what is shipped, what comes back, and targets that are full, damaged or away.
+
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use perigee_model::backup::{
+    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, ShipBackup, ShippedBackup,
+    VerifiedBackup, VerifyBackup,
+};
+use perigee_model::volume::{CheckReport, CheckScope, Compacted, Resize, VolumeInfo};
+use perigee_model::{BackupName, LeaveSite, Problem, ProblemKind, TenantName};
+
+use crate::server::{MIB, Server, assert_io, run, sample, until};
+use crate::small::Small;
+
+/// What a backup ships beside the data: the lists, and the heads of pieces.
+const LISTS_BYTES: u64 = 64 << 10;
+
+fn target(dir: &Path) -> BackupTarget {
+    BackupTarget { address: dir.display().to_string(), endpoint: None }
+}
+
+fn ask(name: &str, to: &Path) -> ShipBackup {
+    let name = BackupName::new(name).expect("a name");
+    ShipBackup { name, to: target(to), now_ms: 1000, is_known: false, whole: false }
+}
+
+async fn ship(server: &Server, ask: &ShipBackup) -> Result<ShippedBackup, Problem> {
+    server.control.post_long("/v1/volumes/data/backup", ask, |_| {}).await
+}
+
+async fn back_up(server: &Server, name: &str, to: &Path) -> ShippedBackup {
+    ship(server, &ask(name, to)).await.expect("a backup")
+}
+
+async fn restore(server: &Server, backup: &str, from: &Path) -> Result<VolumeInfo, Problem> {
+    let ask = RestoreVolume {
+        backup: BackupName::new(backup).expect("a name"),
+        from: target(from),
+        tenant: TenantName::default(),
+        leave_site: LeaveSite::Allowed,
+    };
+    let path = format!("/v1/volumes/{backup}/restore");
+    server.control.post_long(&path, &ask, |_| {}).await
+}
+
+async fn damage(server: &Server, backup: &str, at: &Path) -> Vec<String> {
+    let ask = VerifyBackup { backup: BackupName::new(backup).expect("a name"), at: target(at) };
+    let read: VerifiedBackup =
+        server.control.post_long("/v1/backups/verify", &ask, |_| {}).await.expect("it is read");
+    read.problems
+}
+
+async fn found(server: &Server, at: &Path) -> Vec<FoundBackup> {
+    server.control.post("/v1/backups/list", &target(at)).await.expect("a list")
+}
+
+async fn check_pool(server: &Server) {
+    let report: CheckReport =
+        server.control.post_long("/v1/check", &CheckScope::Pool, |_| {}).await.expect("a report");
+    assert!(report.faults.is_empty() && report.leftovers.is_empty(), "{report:?}");
+}
+
+async fn compact(server: &Server) {
+    let path = "/v1/volumes/data/compact";
+    let _: Compacted = server.control.post_long(path, &(), |_| {}).await.expect("merged");
+}
+
+/// All files below a directory whose names have this in them.
+fn files(dir: &Path, with: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let Ok(entries) = std::fs::read_dir(dir) else { return found };
+    for entry in entries {
+        let path = entry.expect("an entry").path();
+        match path.is_dir() {
+            true => found.extend(files(&path, with)),
+            false if path.display().to_string().contains(with) => found.push(path),
+            false => {}
+        }
+    }
+    found.sort();
+    found
+}
+
+fn flip(file: &Path, at: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(file).expect("a file");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("a byte");
+    file.write_all_at(&[byte[0] ^ 4], at).expect("written");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_backup_ships_what_changed_and_each_one_restores_what_was_there_then() {
+    let (mut one, two) = (Server::start().await, Server::start().await);
+    let to = tempfile::tempdir().expect("a directory");
+    one.create("data", 64 * MIB).await;
+    assert_io(&one.qemu_io("data", &["write -P 1 0 20M", "flush"]));
+    let first = back_up(&one, "first", to.path()).await;
+    assert_eq!((first.size_bytes, first.data_bytes), (64 * MIB, 20 * MIB));
+    assert!(first.shipped_bytes <= 20 * MIB + LISTS_BYTES, "{first:?}");
+    assert_io(&one.qemu_io("data", &["write -P 2 4M 1M", "discard 8M 1M", "flush"]));
+    // Merged layers are not shipped again, nor after a kill.
+    compact(&one).await;
+    one.kill();
+    one.start_process().await;
+    let second = back_up(&one, "second", to.path()).await;
+    assert!((MIB..=MIB + LISTS_BYTES).contains(&second.shipped_bytes), "{second:?}");
+    compact(&one).await;
+    let same = back_up(&one, "same", to.path()).await;
+    assert!(same.shipped_bytes <= LISTS_BYTES, "nothing has changed: {same:?}");
+
+    let names: Vec<String> =
+        found(&two, to.path()).await.iter().map(|one| one.name.to_string()).collect();
+    assert_eq!(names, ["first", "same", "second"]);
+    for (backup, check) in [
+        ("first", &["read -P 1 0 20M", "read -P 0 20M 44M"][..]),
+        ("second", &["read -P 1 0 4M", "read -P 2 4M 1M", "read -P 0 8M 1M", "read -P 1 9M 11M"]),
+    ] {
+        assert!(damage(&two, backup, to.path()).await.is_empty());
+        let restored = restore(&two, backup, to.path()).await.expect("restored");
+        assert_eq!(restored.size_bytes, 64 * MIB);
+        assert_io(&two.qemu_io(backup, check));
+    }
+    let taken = restore(&two, "first", to.path()).await.expect_err("it is there");
+    assert_eq!(taken.kind, ProblemKind::Conflict, "{taken}");
+    // A volume that was restored is backed up as the one that was backed up.
+    assert_io(&two.qemu_io("second", &["write -P 7 0 64k", "flush"]));
+    let path = "/v1/volumes/second/backup";
+    let ask = ask("third", to.path());
+    let third: ShippedBackup = two.control.post_long(path, &ask, |_| {}).await.expect("a backup");
+    assert!(third.shipped_bytes <= (64 << 10) + LISTS_BYTES, "{third:?}");
+    restore(&one, "third", to.path()).await.expect("restored");
+    assert_io(&one.qemu_io("third", &["read -P 7 0 64k", "read -P 2 4M 1M", "read -P 1 9M 11M"]));
+    for server in [&one, &two] {
+        check_pool(server).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_was_shrunk_and_grown_comes_back_as_it_was() {
+    let server = Server::start().await;
+    let to = tempfile::tempdir().expect("a directory");
+    server.create("data", 16 * MIB).await;
+    let resize = async |size_bytes| {
+        let ask = Resize { size_bytes, shrink: true };
+        let _: VolumeInfo =
+            server.control.post("/v1/volumes/data/resize", &ask).await.expect("its size");
+    };
+    assert_io(&server.qemu_io("data", &["write -P 1 0 16M", "flush"]));
+    back_up(&server, "large", to.path()).await;
+    resize(8 * MIB).await;
+    resize(12 * MIB).await;
+    assert_io(&server.qemu_io("data", &["write -P 2 11M 1M", "flush"]));
+    back_up(&server, "small", to.path()).await;
+    let restored = restore(&server, "small", to.path()).await.expect("restored");
+    assert_eq!(restored.size_bytes, 12 * MIB);
+    assert_io(&server.qemu_io("small", &["read -P 1 0 8M", "read -P 0 8M 3M", "read -P 2 11M 1M"]));
+    check_pool(&server).await;
+}
+
+/// Numbers that look random, the same in each run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// One round of writes to the volume, and to a model of it.
+fn write(server: &Server, numbers: &mut Numbers, model: &mut [u8]) {
+    let mut commands = Vec::new();
+    for _ in 0..1 + numbers.below(5) {
+        // Half of the writes begin and end within blocks.
+        let unit = if numbers.below(2) == 0 { 4096 } else { 512 };
+        let length = unit * (1 + numbers.below(64));
+        let at = unit * numbers.below((model.len() as u64 - length) / unit);
+        let pattern = u8::try_from(1 + numbers.below(255)).expect("a byte");
+        let range =
+            usize::try_from(at).expect("small")..usize::try_from(at + length).expect("small");
+        if numbers.below(4) == 0 {
+            commands.push(format!("write -z {at} {length}"));
+            model[range].fill(0);
+        } else {
+            commands.push(format!("write -P {pattern} {at} {length}"));
+            model[range].fill(pattern);
+        }
+    }
+    commands.push("flush".to_owned());
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    assert_io(&server.qemu_io("data", &commands));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restored_volumes_are_what_a_model_says_after_any_writes_merges_and_kills() {
+    for seed in [1, 2] {
+        let (mut home, other) = (Server::start().await, Server::start().await);
+        let [first, second] = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+        home.create("data", 4 * MIB).await;
+        let (mut numbers, mut model) = (Numbers(seed), vec![0; 4 << 20]);
+        let mut taken: Vec<(String, &Path, Vec<u8>)> = Vec::new();
+        for round in 0..12 {
+            write(&home, &mut numbers, &mut model);
+            match numbers.below(4) {
+                0 => compact(&home).await,
+                1 => {
+                    home.kill();
+                    home.start_process().await;
+                }
+                _ => {}
+            }
+            let to = if numbers.below(3) == 0 { second.path() } else { first.path() };
+            let name = format!("b{seed}-{round}");
+            back_up(&home, &name, to).await;
+            taken.push((name, to, model.clone()));
+        }
+        for (name, to, wanted) in taken {
+            restore(&other, &name, to).await.expect("restored");
+            let path = format!("/v1/volumes/{name}/data?length_bytes={}", wanted.len());
+            let bytes = other.control.get_bytes(&path).await.expect("its bytes");
+            let differs = bytes.iter().zip(&wanted).position(|(is, wanted)| is != wanted);
+            assert_eq!((bytes.len(), differs), (wanted.len(), None), "{name} of seed {seed}");
+        }
+        check_pool(&other).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backup_that_a_kill_has_cut_off_is_none_and_the_next_one_goes_on() {
+    let mut server = Server::start().await;
+    let to = tempfile::tempdir().expect("a directory");
+    let size_bytes = 96 * MIB;
+    server.create("data", size_bytes).await;
+    let file = to.path().with_extension("raw");
+    std::fs::write(&file, sample(size_bytes)).expect("a file");
+    let raw = file.display().to_string();
+    run(&["qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", &raw, &server.uri("data")]);
+    let asked = ask("cut", to.path());
+    let control = server.control.clone();
+    let shipping = tokio::spawn(async move {
+        control.post_long::<ShippedBackup>("/v1/volumes/data/backup", &asked, |_| {}).await
+    });
+    until("a piece", async || !files(to.path(), "0000000").is_empty()).await;
+    server.kill();
+    let shipped = shipping.await.expect("no panic");
+    server.start_process().await;
+    // Wherever the kill came: a backup that is listed is whole.
+    assert!(shipped.is_err() || found(&server, to.path()).await.len() == 1);
+    for listed in found(&server, to.path()).await {
+        assert!(damage(&server, listed.name.as_str(), to.path()).await.is_empty(), "{listed:?}");
+    }
+    let there: u64 = files(to.path(), "/layers/")
+        .iter()
+        .map(|file| std::fs::metadata(file).expect("it").len())
+        .sum();
+    let next = back_up(&server, "next", to.path()).await;
+    assert!(next.shipped_bytes + there <= next.data_bytes + LISTS_BYTES * 4, "{next:?} {there}");
+    restore(&server, "next", to.path()).await.expect("restored");
+    run(&["qemu-img", "compare", "-f", "raw", "-F", "raw", &raw, &server.uri("next")]);
+    std::fs::remove_file(&file).expect("removed");
+    check_pool(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_target_is_told_and_earlier_backups_stay() {
+    let Some(small) = Small::mount() else {
+        return eprintln!("skipped: only root can mount a small filesystem");
+    };
+    let server = Server::start().await;
+    server.create("data", 64 * MIB).await;
+    assert_io(&server.qemu_io("data", &["write -P 1 0 2M", "flush"]));
+    back_up(&server, "first", &small.path).await;
+    small.fill(14);
+    assert_io(&server.qemu_io("data", &["write -P 2 8M 10M", "flush"]));
+    let full = ship(&server, &ask("second", &small.path)).await.expect_err("it is full");
+    assert_eq!(full.kind, ProblemKind::NoSpace, "{full}");
+    assert!(full.what.contains("small") && full.next.contains("free space there"), "{full}");
+    assert_eq!(found(&server, &small.path).await.len(), 1, "no half backup");
+    assert!(damage(&server, "first", &small.path).await.is_empty());
+    small.make_room();
+    back_up(&server, "second", &small.path).await;
+    restore(&server, "second", &small.path).await.expect("restored");
+    assert_io(&server.qemu_io("second", &["read -P 1 0 2M", "read -P 2 8M 10M"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_at_the_target_is_named_and_a_whole_backup_mends_it() {
+    let server = Server::start().await;
+    let to = tempfile::tempdir().expect("a directory");
+    server.create("data", 64 * MIB).await;
+    assert_io(&server.qemu_io("data", &["write -P 1 0 2M", "flush"]));
+    back_up(&server, "first", to.path()).await;
+    let piece = files(to.path(), "00000000-").pop().expect("a piece");
+    let index = files(to.path(), "index").pop().expect("an index");
+    let manifest = files(to.path(), "backups/first").pop().expect("a manifest");
+    let mode = std::fs::metadata(&piece).expect("it").permissions().mode();
+    assert_eq!(mode & 0o077, 0, "nobody else may read it");
+    for (file, at) in [(&piece, 1 << 20), (&piece, 9), (&index, 30), (&manifest, 40)] {
+        flip(file, at);
+        let problems = damage(&server, "first", to.path()).await;
+        assert_eq!(problems.len(), 1, "{file:?}: {problems:?}");
+        let refused = restore(&server, "first", to.path()).await.expect_err("it is damaged");
+        assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+        flip(file, at);
+    }
+    flip(&piece, 5000);
+    // The target has the layer: it is not looked at again.
+    back_up(&server, "second", to.path()).await;
+    assert_eq!(damage(&server, "second", to.path()).await.len(), 1);
+    ship(&server, &ShipBackup { whole: true, ..ask("third", to.path()) }).await.expect("a backup");
+    for backup in ["first", "second", "third"] {
+        assert!(damage(&server, backup, to.path()).await.is_empty(), "{backup}");
+    }
+    std::fs::remove_file(&piece).expect("removed");
+    let problems = damage(&server, "first", to.path()).await;
+    assert!(problems[0].contains("is missing"), "{problems:?}");
+    flip(&manifest, 40);
+    let bad: Vec<_> =
+        found(&server, to.path()).await.into_iter().filter(|one| !one.problem.is_empty()).collect();
+    assert_eq!(bad.len(), 1, "{bad:?}");
+    check_pool(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backup_is_deleted_with_the_layers_that_no_other_one_needs() {
+    let server = Server::start().await;
+    let to = tempfile::tempdir().expect("a directory");
+    server.create("data", 16 * MIB).await;
+    for (backup, pattern) in [("first", "1"), ("second", "2"), ("third", "3")] {
+        let command = format!("write -P {pattern} 0 1M");
+        assert_io(&server.qemu_io("data", &[&command, "flush"]));
+        back_up(&server, backup, to.path()).await;
+    }
+    let delete = async |backup: &str| {
+        let backup = BackupName::new(backup).expect("a name");
+        let ask = DeleteBackup { backup, at: target(to.path()) };
+        server.control.post_long::<()>("/v1/backups/delete", &ask, |_| {}).await
+    };
+    let pieces = || files(to.path(), "00000000-").len();
+    // What is gone already is no error.
+    for (backup, left) in [("second", 3), ("third", 1), ("third", 1)] {
+        delete(backup).await.expect("deleted");
+        assert_eq!(pieces(), left, "{backup}");
+    }
+    assert!(damage(&server, "first", to.path()).await.is_empty());
+    restore(&server, "first", to.path()).await.expect("restored");
+    assert_io(&server.qemu_io("first", &["read -P 1 0 1M"]));
+    // Of the volume's layers the target has the lowest one only.
+    back_up(&server, "fourth", to.path()).await;
+    flip(&files(to.path(), "backups/first").pop().expect("a manifest"), 40);
+    let refused = delete("fourth").await.expect_err("nobody knows what the first one needs");
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    assert!(pieces() > 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_that_is_away_gets_no_backup_and_nothing_is_written_in_its_place() {
+    let server = Server::start().await;
+    server.create("data", 16 * MIB).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let gone = dir.path().join("not-there");
+    for (to, is_known) in [(gone.as_path(), false), (gone.as_path(), true), (dir.path(), true)] {
+        let asked = ShipBackup { is_known, ..ask("first", to) };
+        let away = ship(&server, &asked).await.expect_err("it is away");
+        assert_eq!(away.kind, ProblemKind::Unavailable, "{away}");
+        assert!(away.next.contains("mount"), "{away}");
+    }
+    let none = restore(&server, "first", dir.path()).await.expect_err("there is none");
+    assert_eq!(none.kind, ProblemKind::Unavailable, "{none}");
+    assert!(files(dir.path(), "").is_empty() && !gone.exists());
+    back_up(&server, "first", dir.path()).await;
+    let none = restore(&server, "second", dir.path()).await.expect_err("there is none");
+    assert_eq!(none.kind, ProblemKind::NotFound, "{none}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_at_the_home_is_not_backed_up_as_if_it_was_sound() {
+    let server = Server::start().await;
+    let to = tempfile::tempdir().expect("a directory");
+    server.create("data", 16 * MIB).await;
+    assert_io(&server.qemu_io("data", &["write -P 1 0 2M", "flush"]));
+    back_up(&server, "first", to.path()).await;
+    let layers = server.pool.join("layers");
+    // The header of the checksums is written last.
+    until("the checksums", async || {
+        let sums = files(&layers, ".sum");
+        sums.iter().any(|file| std::fs::read(file).is_ok_and(|bytes| bytes[0] != 0))
+    })
+    .await;
+    let data = files(&layers, ".data");
+    let sealed = data.iter().find(|file| file.with_extension("sum").exists()).expect("the layer");
+    flip(sealed, 1 << 20);
+    let asked = ShipBackup { whole: true, ..ask("second", to.path()) };
+    let refused = ship(&server, &asked).await.expect_err("it is damaged");
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    assert!(refused.why.contains("damaged at offset"), "{refused}");
+    assert_eq!(found(&server, to.path()).await.len(), 1);
+}
+
+/// An S3 store with one bucket, of a program of its own. `PERIGEE_TEST_S3` names it; without it, `scripts/s3-server` builds it.
+struct Store {
+    process: std::process::Child,
+    port: u16,
+    _dir: tempfile::TempDir,
+}
+
+const KEY: &str = "S3RVER";
+
+impl Store {
+    async fn start() -> Self {
+        let program = std::env::var("PERIGEE_TEST_S3").unwrap_or_else(|_| {
+            run(&[concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/s3-server")])
+                .trim()
+                .to_owned()
+        });
+        let (dir, port) = (tempfile::tempdir().expect("a directory"), perigee_http::unused_port());
+        std::fs::create_dir(dir.path().join("bucket")).expect("a bucket");
+        let process = std::process::Command::new(program)
+            .args(["--host", "127.0.0.1", "--port", &port.to_string()])
+            .args(["--access-key", KEY, "--secret-key", KEY])
+            .arg(dir.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("a store");
+        let store = Self { process, port, _dir: dir };
+        let address = ("127.0.0.1", port);
+        until("the store", async || tokio::net::TcpStream::connect(address).await.is_ok()).await;
+        store
+    }
+
+    fn target(&self) -> BackupTarget {
+        let endpoint = Some(format!("http://127.0.0.1:{}", self.port));
+        BackupTarget { address: "s3://bucket/of/perigee".to_owned(), endpoint }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.process.kill().expect("a kill");
+        self.process.wait().expect("its end");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_s3_store_is_a_target_as_a_directory_is() {
+    let store = Store::start().await;
+    let variables = [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", KEY)];
+    let server = Server::start().await.with_variables(&variables).await;
+    server.create("data", 64 * MIB).await;
+    assert_io(&server.qemu_io("data", &["write -P 1 0 20M", "flush"]));
+    let to = store.target();
+    let asked = |name: &str| ShipBackup { to: to.clone(), ..ask(name, Path::new("/")) };
+    ship(&server, &asked("first")).await.expect("a backup");
+    assert_io(&server.qemu_io("data", &["write -P 2 4M 1M", "flush"]));
+    let second =
+        ship(&server, &ShipBackup { is_known: true, ..asked("second") }).await.expect("a backup");
+    assert!(second.shipped_bytes <= MIB + LISTS_BYTES, "{second:?}");
+    let backup = asked("second").name;
+    let ask = VerifyBackup { backup: backup.clone(), at: to.clone() };
+    let read: VerifiedBackup =
+        server.control.post_long("/v1/backups/verify", &ask, |_| {}).await.expect("it is read");
+    assert!(read.problems.is_empty() && read.read_bytes > 20 * MIB, "{read:?}");
+    let all: Vec<FoundBackup> = server.control.post("/v1/backups/list", &to).await.expect("a list");
+    assert_eq!(all.len(), 2);
+    let delete = DeleteBackup { backup: asked("first").name, at: to.clone() };
+    let _: () =
+        server.control.post_long("/v1/backups/delete", &delete, |_| {}).await.expect("deleted");
+    let (tenant, leave_site) = (TenantName::default(), LeaveSite::Allowed);
+    let ask = RestoreVolume { backup, from: to, tenant, leave_site };
+    let restored = server.control.post_long::<VolumeInfo>("/v1/volumes/copy/restore", &ask, |_| {});
+    restored.await.expect("restored");
+    assert_io(&server.qemu_io("copy", &["read -P 1 0 4M", "read -P 2 4M 1M", "read -P 1 5M 15M"]));
+}
