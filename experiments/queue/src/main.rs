@@ -45,7 +45,7 @@ async fn main() -> Result<()> {
         let listen = address.parse().map_err(anyhow::Error::msg)?;
         let config = perigee_controller::Config {
             names: Vec::new(),
-            keep_outputs_s: None,
+            keep_outputs_s: perigee_controller::Live::new(None),
             publish_ports: Default::default(),
             data: None,
             state,
@@ -55,7 +55,7 @@ async fn main() -> Result<()> {
             doors: perigee_controller::Doors::default(),
             prices: None,
             providers: None,
-            rent_budget: None,
+            rent_budget: perigee_controller::Live::new(None),
         };
         return Ok(perigee_controller::run(config).await?);
     }

@@ -189,6 +189,7 @@ fn up_host(name: &str) -> Host {
         pressure: Default::default(),
         vcpus_1m: None,
         pool_free_bytes: None,
+        pool_size_bytes: None,
         accelerator: None,
         cpu_model: String::new(),
         warnings: Vec::new(),
