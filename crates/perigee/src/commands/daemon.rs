@@ -13,10 +13,13 @@ use crate::logging;
 /// The key of every daemon that counts without a restart.
 const LOG: &str = "log";
 
+/// Takes what a daemon is told now, or leaves all as it was.
+type Take = Box<dyn FnMut(&Told) -> Result<(), Problem> + Send>;
+
 /// Which settings a daemon takes while it runs, and how.
 pub struct Live {
     pub keys: &'static [&'static str],
-    pub take: Box<dyn FnMut(&Told) -> Result<(), Problem> + Send>,
+    pub take: Take,
 }
 
 impl Live {
