@@ -214,7 +214,7 @@ pub struct Line {
     pub from: (i32, i32),
     /// To where.
     pub to: (i32, i32),
-    /// Where its words stand.
+    /// Where its words stand, about in the middle.
     pub middle: (i32, i32),
     /// Its round trip and rate.
     pub words: String,

@@ -85,7 +85,8 @@ fn map(sites: &[Site], between: &Between) -> Section {
         let words = format!("{rtt_ms:.1} ms, {}", format_rate(*rate));
         said.push(format!("{from} and {to}: {words}"));
         if let (Some(a), Some(b)) = (spot(from), spot(to)) {
-            let middle = (i32::midpoint(a.0, b.0), i32::midpoint(a.1, b.1) - 5);
+            // Not in the middle, where lines cross.
+            let middle = ((3 * a.0 + 2 * b.0) / 5, (3 * a.1 + 2 * b.1) / 5 - 3);
             map.lines.push(Line { from: a, to: b, middle, words });
         }
     }
