@@ -77,7 +77,7 @@ fn values(parameter: &str, secrets: &Secrets) -> Vec<Names> {
         vec![names(&format!("acme~{secret}"), &format!("acme~{never}")), names(secret, never)]
     };
     match parameter {
-        "volume" => both(VOLUME),
+        "volume" | "backup" => both(VOLUME),
         "image" => both(IMAGE),
         "network" => both(NETWORK),
         "job" | "vm" => both(JOB),
@@ -170,6 +170,10 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         }
         // Only admins and hosts get as far as the body.
         "PUT /v1/hosts/{host}"
+        | "POST /v1/backups"
+        | "POST /v1/backups/{backup}/verify"
+        | "POST /v1/backups/{backup}/restore"
+        | "POST /v1/look-for-backups"
         | "PUT /v1/hosts/{host}/site"
         | "POST /v1/hosts/{host}/token"
         | "POST /v1/hosts/{host}/certificate"
