@@ -91,6 +91,25 @@ async fn a_job_that_has_moved_since_the_backup_waits_for_a_silent_host_and_is_fo
 }
 
 #[tokio::test]
+async fn backups_to_the_same_name_at_once_give_one_that_is_whole() {
+    let lab = Lab::up().await;
+    let to = tempfile::tempdir().expect("a directory");
+    let file = to.path().join("one");
+    let (state, name) = (lab.dir.path(), file.as_path());
+    let made = std::thread::scope(|scope| {
+        let runs = [(); 4].map(|()| scope.spawn(move || make(state, name, false)));
+        runs.map(|run| run.join().expect("no panic"))
+    });
+    assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 1, "{made:?}");
+    let refused = made.into_iter().filter_map(Result::err);
+    for refused in refused {
+        assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    }
+    restore(&file, &to.path().join("restored")).await.expect("restored");
+    assert_eq!(std::fs::read_dir(to.path()).expect("a list").count(), 2, "nothing else is left");
+}
+
+#[tokio::test]
 async fn a_backup_that_was_cut_off_or_changed_restores_nothing() {
     let lab = Lab::up().await;
     let (dir, backup) = backed_up(lab.dir.path());
@@ -149,8 +168,11 @@ async fn a_backup_is_of_one_moment_while_the_controller_writes() {
         let mut files = Vec::new();
         for name in ["a", "b", "c"] {
             let (state, file) = (state.path().to_owned(), to.path().join(name));
-            // What a kill has left is in nobody's way.
-            std::fs::write(to.path().join(format!(".{name}.part")), "half").expect("written");
+            // What a kill has left long ago is removed.
+            let left = to.path().join(format!(".{name}.1.part"));
+            std::fs::write(&left, "half").expect("written");
+            let left = File::options().write(true).open(&left).expect("it");
+            left.set_modified(std::time::UNIX_EPOCH).expect("a time");
             let made = tokio::task::spawn_blocking(move || make(&state, &file, false));
             files.push(made.await.expect("no panic").expect("a backup").file);
         }
