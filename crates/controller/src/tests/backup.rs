@@ -9,6 +9,7 @@ use perigee_model::job::{Access, JobState};
 use perigee_model::{HostId, ProblemKind};
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
 
+use super::api::client;
 use super::{Lab, TIMING, running_as, spec, vm_of, wait_for};
 use crate::backup::{make, restore};
 use crate::records::{RESTORED, RestoredRecord};
@@ -107,6 +108,51 @@ async fn backups_to_the_same_name_at_once_give_one_that_is_whole() {
     }
     restore(&file, &to.path().join("restored")).await.expect("restored");
     assert_eq!(std::fs::read_dir(to.path()).expect("a list").count(), 2, "nothing else is left");
+}
+
+#[tokio::test]
+async fn what_could_destroy_newer_data_is_refused_until_each_host_was_heard() {
+    let mut lab = Lab::up().await;
+    let (_dir, backup) = backed_up(lab.dir.path());
+    lab.cloud.inside().down = true;
+    lab.restore_elsewhere(&backup).await;
+    let cloud = lab.cloud.id.clone();
+    lab.waits_for(&[&cloud]).await;
+    let client = client(&lab).await;
+    let mut refused = vec![client.delete("/v1/volumes/none").await];
+    refused.push(client.delete("/v1/images/none").await);
+    for path in ["/v1/volumes/none/promote", "/v1/vms/none/end-unknown", "/v1/backups/none/restore"]
+    {
+        refused.push(client.post::<()>(path, &()).await);
+    }
+    for refused in refused {
+        let refused = refused.expect_err("it is held");
+        assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+        assert!(refused.next.contains("perigee host give-up"), "{refused}");
+    }
+    restored::give_up(&lab.cluster, &cloud).await.expect("given up");
+    wait_for("the end", async || lab.cluster.restored.waits_for().is_none().then_some(())).await;
+    let unknown = client.delete("/v1/volumes/none").await.expect_err("there is none");
+    assert_eq!(unknown.kind, ProblemKind::NotFound, "{unknown}");
+}
+
+#[tokio::test]
+async fn a_host_that_has_joined_since_the_backup_is_waited_for_too() {
+    let mut lab = Lab::up().await;
+    let (_dir, backup) = backed_up(lab.dir.path());
+    lab.cloud.inside().down = true;
+    lab.restore_elsewhere(&backup).await;
+    let (cloud, newer) = (lab.cloud.id.clone(), "newer".parse::<HostId>().expect("a name"));
+    lab.waits_for(&[&cloud]).await;
+    restored::knocked(&lab.cluster, &newer).await.expect("recorded");
+    restored::give_up(&lab.cluster, &cloud).await.expect("given up");
+    lab.waits_for(&[&newer]).await;
+    lab.restart_controller().await;
+    lab.waits_for(&[&newer]).await;
+    restored::give_up(&lab.cluster, &newer).await.expect("given up");
+    wait_for("the end", async || lab.cluster.restored.waits_for().is_none().then_some(())).await;
+    restored::knocked(&lab.cluster, &newer).await.expect("nothing is held");
+    assert!(lab.cluster.restored.waits_for().is_none());
 }
 
 #[tokio::test]
