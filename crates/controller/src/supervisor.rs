@@ -116,7 +116,12 @@ impl Supervisor {
         }
         let supervisor = Arc::clone(self);
         self.spawn(async move {
-            restored::wait(&supervisor.cluster).await;
+            let wait = || AssertUnwindSafe(restored::wait(&supervisor.cluster)).catch_unwind();
+            while let Err(panic) = wait().await {
+                let text = text_of(&*panic);
+                tracing::error!("the wait for all hosts panicked: {text}; it begins again");
+                tokio::time::sleep(PAUSE_MAX).await;
+            }
             while let Err(problem) = supervisor.go_on().await {
                 tracing::error!("can't go on after the restore, trying again: {problem}");
                 tokio::time::sleep(PAUSE_MAX).await;

@@ -3,6 +3,7 @@
 //! | at a volume server | body | answer |
 //! |---|---|---|
 //! | `POST /volumes/{volume}/backup` | [`ShipBackup`] | lines of `Step` of [`ShippedBackup`]; it is stopped when the client leaves, and goes on where it was when it is asked for again |
+//! | `POST /volumes/{volume}/backup/end` | [`BackupTarget`] | its backup to the target is given up: nothing is kept for it, except what the next one stands on |
 //! | `POST /volumes/{volume}/restore` | [`RestoreVolume`] | lines of `Step` of `VolumeInfo`; it is stopped when the client leaves |
 //! | `POST /backups/list` | [`BackupTarget`] | [`FoundBackup`] of each |
 //! | `POST /backups/delete` | [`DeleteBackup`] | lines of `Step` of nothing; a backup that is not there is no error |
@@ -10,7 +11,7 @@
 //!
 //! What is at a target: `docs/dev/backup.md`.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use crate::{BackupName, HostId, LeaveSite, Problem, TenantName, VolumeName};
@@ -21,23 +22,37 @@ const S3: &str = "s3://";
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct BackupTarget {
     /// An absolute path, or `s3://BUCKET/PREFIX`.
+    #[serde(deserialize_with = "without_end")]
     pub address: String,
     /// The address of the S3 store, if it is not AWS's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
 }
 
+/// Addresses are compared: `/srv/backups/` is `/srv/backups`.
+fn without_end<'de, D: Deserializer<'de>>(address: D) -> Result<String, D::Error> {
+    let mut address = String::deserialize(address)?;
+    address.truncate(address.trim_end_matches('/').len());
+    Ok(address)
+}
+
 impl BackupTarget {
-    /// Refuses what is neither.
+    /// Refuses what is neither, and what names the same place in another way.
     ///
     /// # Errors
     /// `Invalid`.
     pub fn check(&self) -> Result<(), Problem> {
         let what = format!("can't use {} for backups", self.address);
-        let is_path = self.address.starts_with('/') && !self.address.contains("/../");
+        let is_path = self.address.starts_with('/');
         if self.address.len() > 1000 || !(is_path || self.is_s3()) {
             let why = "it is neither the absolute path of a directory nor s3://BUCKET/PREFIX";
             return Err(Problem::invalid(what, why));
+        }
+        let below = self.address.trim_start_matches(S3);
+        let below = below.strip_prefix('/').unwrap_or(below);
+        if below.split('/').any(|name| matches!(name, "" | "." | "..")) {
+            let why = "a part of it is empty, `.` or `..`";
+            return Err(Problem::invalid(what, why).next("write the address without that"));
         }
         match &self.endpoint {
             Some(_) if is_path => Err(Problem::invalid(what, "a directory has no endpoint")),
@@ -103,7 +118,7 @@ pub struct Backup {
     pub data_bytes: Option<u64>,
     /// What was sent to the target for it.
     pub shipped_bytes: u64,
-    /// How far it is, while it is shipped. What the target has already does not count.
+    /// How far it is, while it is shipped.
     pub progress: Option<BackupProgress>,
     /// Why it failed, or what it waits for; else empty.
     pub problem: String,
@@ -112,9 +127,9 @@ pub struct Backup {
 /// How far a backup is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BackupProgress {
-    /// What was read of the volume: once to check it, and once to ship it.
+    /// The volume's data that were put at the target in this try.
     pub done_bytes: u64,
-    /// What is to be read, as far as that is known.
+    /// The data of the layers that are shipped, as far as they are known. What the target has of them already is not put again.
     pub total_bytes: u64,
 }
 
@@ -249,9 +264,38 @@ mod tests {
             check(good, None).expect(good);
         }
         check("s3://bucket", Some("http://10.0.0.1:9000")).expect("an endpoint");
-        for bad in ["", "backups", "./backups", "/srv/../etc", "https://bucket"] {
+        for bad in ["", "backups", "./backups", "https://bucket"] {
             check(bad, None).expect_err(bad);
         }
+        for other_way in [
+            "/",
+            "/srv/../etc",
+            "/srv/..",
+            "/srv/./b",
+            "/srv//b",
+            "//srv",
+            "/srv/b/",
+            "s3://",
+            "s3:///b",
+            "s3://b//p",
+            "s3://b/../c",
+            "s3://b/.",
+            "s3://b/p/",
+        ] {
+            check(other_way, None).expect_err(other_way);
+        }
         check("/srv/backups", Some("http://10.0.0.1:9000")).expect_err("it has none");
+    }
+
+    #[test]
+    fn a_slash_at_the_end_of_an_address_names_the_same_target() {
+        for (asked, target) in
+            [("/srv/backups/", "/srv/backups"), ("s3://b/p//", "s3://b/p"), ("s3://b/", "s3://b")]
+        {
+            let json = serde_json::json!({ "address": asked });
+            let parsed: BackupTarget = serde_json::from_value(json).expect("a target");
+            assert_eq!(parsed.address, target);
+            parsed.check().expect("a target");
+        }
     }
 }

@@ -127,12 +127,15 @@ pub struct Objects {
     in_use: Mutex<HashMap<String, usize>>,
 }
 
+/// Thus begins the reason when the store does not accept the credentials.
+pub const REFUSES: &str = "the store refuses";
+
 fn failed(what: impl Into<String>, error: Error) -> Problem {
     let what = what.into();
     match error {
         Error::NotFound { source, .. } => Problem::internal(what, deepest(&*source)),
         Error::PermissionDenied { source, .. } | Error::Unauthenticated { source, .. } => {
-            Problem::unavailable(what, format!("the store refuses: {}", deepest(&*source)))
+            Problem::unavailable(what, format!("{REFUSES}: {}", deepest(&*source)))
                 .next("check the controller's credentials for the store")
         }
         error => Problem::unavailable(what, format!("the store failed: {}", deepest(&error)))

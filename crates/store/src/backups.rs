@@ -4,7 +4,8 @@
 //! be merged here: at the target they stay as they were shipped. While a backup is shipped, all its layers stay.
 //!
 //! **A restore** writes what all layers show together into one file, which no catalog names until all of it is there. A start of the server removes such a file.
-//! The layer that is made of it has the id of the backup's topmost layer, because it shows the same: so the next backup of the new volume ships only what is new.
+//! The layer that is made of it has a new id: whoever can write to the target may not say what the layer of an image or of another volume shows. So the next backup
+//! of the new volume ships all of it.
 
 use std::sync::Arc;
 
@@ -66,6 +67,25 @@ impl Pool {
         .await
     }
 
+    /// The backup that was begun to this target is complete, failed or deleted: its layers need not stay for it any more. What the next backup stands on stays.
+    ///
+    /// # Errors
+    /// When the catalog can't be written.
+    pub async fn drop_filling(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        target: &str,
+    ) -> Result<(), Problem> {
+        let (name, keeper) = (name.clone(), keeper(target));
+        self.run(move |pool| {
+            let what = format!("can't let go of what a backup of volume {name} has kept");
+            pool.catalog.drop_filling_pin(&name, &keeper).map_err(failed(&what))?;
+            pool.note_sealed();
+            Ok(())
+        })
+        .await
+    }
+
     /// Compares a sealed layer with its checksums, so that damage of this disk is not backed up as if it was sound. One that has none yet was sealed a moment
     /// ago.
     ///
@@ -115,8 +135,6 @@ pub struct NewIncoming {
     pub tenant: TenantName,
     /// Whether it may leave its site.
     pub leave_site: LeaveSite,
-    /// The layer that shows the same; it gets a new id if the pool has that one.
-    pub layer: Option<LayerId>,
 }
 
 impl IncomingVolume {
@@ -214,10 +232,7 @@ impl Pool {
         work: &Work,
     ) -> Result<LayerRow, Problem> {
         let what = format!("can't restore volume {}", new.name);
-        let is_free = |id: &LayerId| self.catalog.has_layer(*id).map(|has| !has);
-        let wanted = new.layer.map(|id| is_free(&id).map(|free| free.then_some(id))).transpose();
-        let wanted = wanted.map_err(failed(&what))?.flatten();
-        let id = wanted.unwrap_or_else(|| LayerId(Uuid::new_v4()));
+        let id = LayerId(Uuid::new_v4());
         let size_bytes = incoming.size_bytes;
         let (data_bytes, _) = self.make_layer(&what, &incoming.temp, size_bytes, id, work)?;
         let row = LayerRow::new(id, size_bytes, None);

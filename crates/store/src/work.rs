@@ -1,8 +1,8 @@
 //! The progress of long work, and the request to stop it.
 
 use std::io;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use perigee_block::locking::lock;
@@ -14,6 +14,8 @@ pub struct Work {
     done_bytes: AtomicU64,
     total_bytes: AtomicU64,
     stopped: AtomicBool,
+    /// What this is a part of, and stops with.
+    whole: Option<Arc<Work>>,
     /// For gentle work: when the last step ended.
     stepped: Option<Mutex<Instant>>,
 }
@@ -25,6 +27,11 @@ impl Work {
     /// Background work, which pauses half of the time.
     pub(crate) fn gentle() -> Self {
         Self { stepped: Some(Mutex::new(Instant::now())), ..Self::default() }
+    }
+
+    /// A part of this work whose bytes do not count, and which stops with it.
+    pub fn uncounted(self: &Arc<Self>) -> Arc<Self> {
+        Arc::new(Self { whole: Some(Arc::clone(self)), ..Self::default() })
     }
 
     /// Whether it is done in the background.
@@ -48,6 +55,7 @@ impl Work {
     /// Whether it was asked to stop.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
+            || self.whole.as_ref().is_some_and(|whole| whole.is_stopped())
     }
 
     /// So many more bytes are to come.

@@ -225,6 +225,27 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "GET",    "/v1/hosts/{host}/metrics"),
 ];
 
+/// What is refused after a restore until each host was heard: the records may be older than what a host has. Drivers wait by themselves.
+const HELD: [(&str, &str); 8] = [
+    ("DELETE", "/v1/images/{image}"),
+    ("DELETE", "/v1/volumes/{volume}"),
+    ("POST", "/v1/volumes/{volume}/promote"),
+    ("POST", "/v1/volumes/{volume}/adopt"),
+    ("POST", "/v1/images/{image}/adopt"),
+    ("POST", "/v1/vms/{vm}/adopt"),
+    ("POST", "/v1/vms/{vm}/end-unknown"),
+    ("POST", "/v1/backups/{backup}/restore"),
+];
+
+/// Why this is refused after a restore, if it is.
+fn held(cluster: &Cluster, method: &Method, path: &str) -> Option<Problem> {
+    let is =
+        |(of, pattern): &(&str, &str)| *of == method.as_str() && matched(pattern, path).is_some();
+    let is_held = HELD.iter().any(is);
+    let what = || format!("can't answer {method} {path}");
+    is_held.then(|| cluster.restored.check(what()).err()).flatten()
+}
+
 /// The methods of requests that change nothing.
 const READS: [&str; 4] = ["GET", "HEAD", "OPTIONS", "PROPFIND"];
 
@@ -385,6 +406,8 @@ pub async fn admit(
     let mut answer = if !may(&sender, &method, &path) {
         refused(&sender, &path)
     } else if let Some(problem) = superseded.clone().filter(|_| !READS.contains(&method.as_str())) {
+        Failure(problem).into_response()
+    } else if let Some(problem) = held(&cluster, &method, &path) {
         Failure(problem).into_response()
     } else {
         if let Sender::User(caller) = &sender {

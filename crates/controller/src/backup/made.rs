@@ -12,8 +12,9 @@ use perigee_model::units::compact_time;
 use perigee_model::{Problem, ProblemKind};
 use perigee_repository::OBJECT_ATTRIBUTE;
 use rusqlite::{Connection, OpenFlags};
-use rustix::fs::{fgetxattr, flistxattr};
+use rustix::fs::{CWD, RenameFlags, fgetxattr, flistxattr, renameat_with};
 use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
 
 use super::{ENTRIES, ENTRIES_SHA256, FORMAT, HEADER, Header, Kind, Listed, PARTS};
 use crate::clock::now_ms;
@@ -25,6 +26,9 @@ const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 const BUFFER_BYTES: usize = 1 << 20;
 /// How long a backup waits for a write of the controller to the store.
 const STORE_WAIT: Duration = Duration::from_secs(30);
+
+/// What a kill has left is removed after so long.
+const LEFTOVER_KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// A backup that was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,12 +60,17 @@ pub fn make(state: &Path, to: &Path, with_files: bool) -> Result<Made, Problem> 
         return Err(Problem::conflict(what, format!("{} exists", file.display()))
             .next("choose another name, or a directory"));
     }
-    let (part, copy) = (Temporary::beside(&file, "part"), Temporary::beside(&file, "store"));
     let failed = |error: io::Error| {
         let what = format!("{what} to {}", file.display());
-        Problem::of_io(ProblemKind::Unavailable, what, &error)
+        match error.kind() {
+            io::ErrorKind::AlreadyExists => Problem::conflict(what, "it exists since a moment ago")
+                .next("choose another name, or a directory"),
+            _ => Problem::of_io(ProblemKind::Unavailable, what, &error),
+        }
     };
-    let (part, copy) = (part.map_err(failed)?, copy.map_err(failed)?);
+    remove_leftovers(&file).map_err(failed)?;
+    let part = Temporary::beside(&file, "part").map_err(failed)?;
+    let copy = Temporary::beside(&file, "store").map_err(failed)?;
     copy_store(&what, &store, &copy.0)?;
     let cluster = directory::authority(state)?.fingerprint().to_owned();
     let header = Header { format: FORMAT, made_ms, cluster };
@@ -74,7 +83,7 @@ pub fn make(state: &Path, to: &Path, with_files: bool) -> Result<Made, Problem> 
         }
         let (left_out_files, left_out_bytes) = (backup.left_out_files, backup.left_out_bytes);
         let bytes = backup.end()?;
-        std::fs::rename(&part.0, &file)?;
+        publish(&part.0, &file)?;
         sync_directory(&file)?;
         Ok(Made { file: file.clone(), bytes, left_out_files, left_out_bytes })
     };
@@ -83,18 +92,49 @@ pub fn make(state: &Path, to: &Path, with_files: bool) -> Result<Made, Problem> 
 
 /// Has a new name of this file be there after a power cut.
 pub(super) fn sync_directory(of: &Path) -> io::Result<()> {
-    let dir = of.parent().filter(|dir| !dir.as_os_str().is_empty());
-    File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
+    File::open(directory_of(of))?.sync_all()
 }
 
-/// An empty file that only this user may read, and that is removed when this is dropped. What a kill has left there before is removed.
+fn directory_of(file: &Path) -> &Path {
+    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
+    dir.unwrap_or(Path::new("."))
+}
+
+/// Gives the file its name, if nothing has that name.
+fn publish(part: &Path, file: &Path) -> io::Result<()> {
+    match renameat_with(CWD, part, CWD, file, RenameFlags::NOREPLACE) {
+        // NFS knows no such rename. What has the old name is removed with it.
+        Err(rustix::io::Errno::INVAL) => std::fs::hard_link(part, file),
+        renamed => Ok(renamed?),
+    }
+}
+
+/// Removes what a kill has left beside this file long ago. Another backup to the same directory may be at work.
+fn remove_leftovers(file: &Path) -> io::Result<()> {
+    let own = format!(".{}.", file.file_name().unwrap_or_default().to_string_lossy());
+    for entry in std::fs::read_dir(directory_of(file))? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_of_backup = name.starts_with(&own) || name.starts_with(".controller-");
+        if !is_of_backup || !(name.ends_with(".part") || name.ends_with(".store")) {
+            continue;
+        }
+        let changed = entry.metadata().and_then(|meta| meta.modified());
+        let age = changed.ok().and_then(|at| at.elapsed().ok());
+        if age.is_some_and(|age| age > LEFTOVER_KEPT) {
+            remove(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// An empty file that only this user may read, and that is removed when this is dropped. No other backup has the same one.
 struct Temporary(PathBuf);
 
 impl Temporary {
     fn beside(file: &Path, what: &str) -> io::Result<Self> {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let path = file.with_file_name(format!(".{name}.{what}"));
-        remove(&path)?;
+        let path = file.with_file_name(format!(".{name}.{}.{what}", Uuid::new_v4()));
         File::options().write(true).create_new(true).mode(0o600).open(&path)?;
         Ok(Self(path))
     }

@@ -115,6 +115,8 @@ pub struct Timing {
     pub exec_unwatched: Duration,
     /// How often the controller renews its own certificate. This also mends one that was made while the clock was wrong.
     pub own_renewal: Duration,
+    /// How long hosts that no record has may take to be heard after a restore: agents register every 5 seconds.
+    pub restored_min: Duration,
     pub rentals: RentalTiming,
     pub renter: RenterTiming,
 }
@@ -136,6 +138,7 @@ impl Default for Timing {
             collect_deadline: Duration::from_secs(1200),
             exec_unwatched: Duration::from_secs(90),
             own_renewal: Duration::from_secs(3600),
+            restored_min: Duration::from_secs(6),
             rentals: RentalTiming::default(),
             renter: RenterTiming::default(),
         }

@@ -46,6 +46,27 @@ impl Restored {
         self.with(|hold| hold.as_ref().map(|hold| hold.waits_for.clone()))
     }
 
+    /// The host is waited for too; `false` if it was already, or nobody is waited for.
+    pub fn add(&self, host: &HostId) -> bool {
+        self.with(|hold| hold.as_mut().is_some_and(|hold| hold.waits_for.insert(host.clone())))
+    }
+
+    /// Refuses what must not be done before each host was heard.
+    ///
+    /// # Errors
+    /// `Conflict`.
+    pub fn check(&self, what: impl Into<String>) -> Result<(), Problem> {
+        let Some(hosts) = self.waits_for() else { return Ok(()) };
+        let names: Vec<&str> = hosts.iter().map(HostId::as_str).collect();
+        let why = format!(
+            "this controller was restored, and does not know yet what these hosts have: {}",
+            names.join(", ")
+        );
+        Err(Problem::conflict(what, why).next(
+            "wait until each of them has been heard; one that is gone: perigee host give-up NAME",
+        ))
+    }
+
     /// The host has said what it has, or was given up.
     pub fn forget(&self, host: &HostId) {
         self.with(|hold| {

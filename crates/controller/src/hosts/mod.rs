@@ -21,7 +21,7 @@ use crate::cluster::{Cluster, HostEntry};
 use crate::jobs::{self, Fate, Loss};
 use crate::records::{HostRecord, JobRecord, VolumeRecord, vm_of};
 use crate::storage::{given_up, leave_site, moves};
-use crate::{networks, planning};
+use crate::{networks, planning, restored};
 
 /// `PUT /hosts/{host}`: registers a host. The host repeats this as a heartbeat.
 pub async fn register(
@@ -36,6 +36,7 @@ pub async fn register(
         }
         return Ok(());
     }
+    restored::knocked(cluster, id).await?;
     let (cluster, id) = (Arc::clone(cluster), id.clone());
     // In a task of its own, so that the host is registered even if it closes the connection.
     let done = tokio::spawn(async move {
@@ -325,6 +326,7 @@ pub async fn remove(cluster: &Cluster, id: &HostId, force: bool) -> Result<HostR
     networks::forget_host(cluster, id).await?;
     cluster.records.remove(&format!("hosts/{id}")).await?;
     cluster.hosts.lock().remove(id);
+    restored::removed(cluster, id).await?;
     // Of a host that is known, the end of a measurement is recorded.
     cluster.measurements.forget(&cluster.records, id).await?;
     let jobs = removal.failed_jobs.iter().chain(&removal.placed_again).chain(&removal.moving_jobs);

@@ -9,6 +9,7 @@ use perigee_model::job::{Access, JobState};
 use perigee_model::{HostId, ProblemKind};
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
 
+use super::api::client;
 use super::{Lab, TIMING, running_as, spec, vm_of, wait_for};
 use crate::backup::{make, restore};
 use crate::records::{RESTORED, RestoredRecord};
@@ -91,6 +92,70 @@ async fn a_job_that_has_moved_since_the_backup_waits_for_a_silent_host_and_is_fo
 }
 
 #[tokio::test]
+async fn backups_to_the_same_name_at_once_give_one_that_is_whole() {
+    let lab = Lab::up().await;
+    let to = tempfile::tempdir().expect("a directory");
+    let file = to.path().join("one");
+    let (state, name) = (lab.dir.path(), file.as_path());
+    let made = std::thread::scope(|scope| {
+        let runs = [(); 4].map(|()| scope.spawn(move || make(state, name, false)));
+        runs.map(|run| run.join().expect("no panic"))
+    });
+    assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 1, "{made:?}");
+    let refused = made.into_iter().filter_map(Result::err);
+    for refused in refused {
+        assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+    }
+    restore(&file, &to.path().join("restored")).await.expect("restored");
+    assert_eq!(std::fs::read_dir(to.path()).expect("a list").count(), 2, "nothing else is left");
+}
+
+#[tokio::test]
+async fn what_could_destroy_newer_data_is_refused_until_each_host_was_heard() {
+    let mut lab = Lab::up().await;
+    let (_dir, backup) = backed_up(lab.dir.path());
+    lab.cloud.inside().down = true;
+    lab.restore_elsewhere(&backup).await;
+    let cloud = lab.cloud.id.clone();
+    lab.waits_for(&[&cloud]).await;
+    let client = client(&lab).await;
+    let mut refused = vec![client.delete("/v1/volumes/none").await];
+    refused.push(client.delete("/v1/images/none").await);
+    for path in ["/v1/volumes/none/promote", "/v1/vms/none/end-unknown", "/v1/backups/none/restore"]
+    {
+        refused.push(client.post::<()>(path, &()).await);
+    }
+    for refused in refused {
+        let refused = refused.expect_err("it is held");
+        assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+        assert!(refused.next.contains("perigee host give-up"), "{refused}");
+    }
+    restored::give_up(&lab.cluster, &cloud).await.expect("given up");
+    wait_for("the end", async || lab.cluster.restored.waits_for().is_none().then_some(())).await;
+    let unknown = client.delete("/v1/volumes/none").await.expect_err("there is none");
+    assert_eq!(unknown.kind, ProblemKind::NotFound, "{unknown}");
+}
+
+#[tokio::test]
+async fn a_host_that_has_joined_since_the_backup_is_waited_for_too() {
+    let mut lab = Lab::up().await;
+    let (_dir, backup) = backed_up(lab.dir.path());
+    lab.cloud.inside().down = true;
+    lab.restore_elsewhere(&backup).await;
+    let (cloud, newer) = (lab.cloud.id.clone(), "newer".parse::<HostId>().expect("a name"));
+    lab.waits_for(&[&cloud]).await;
+    restored::knocked(&lab.cluster, &newer).await.expect("recorded");
+    restored::give_up(&lab.cluster, &cloud).await.expect("given up");
+    lab.waits_for(&[&newer]).await;
+    lab.restart_controller().await;
+    lab.waits_for(&[&newer]).await;
+    restored::give_up(&lab.cluster, &newer).await.expect("given up");
+    wait_for("the end", async || lab.cluster.restored.waits_for().is_none().then_some(())).await;
+    restored::knocked(&lab.cluster, &newer).await.expect("nothing is held");
+    assert!(lab.cluster.restored.waits_for().is_none());
+}
+
+#[tokio::test]
 async fn a_backup_that_was_cut_off_or_changed_restores_nothing() {
     let lab = Lab::up().await;
     let (dir, backup) = backed_up(lab.dir.path());
@@ -149,8 +214,11 @@ async fn a_backup_is_of_one_moment_while_the_controller_writes() {
         let mut files = Vec::new();
         for name in ["a", "b", "c"] {
             let (state, file) = (state.path().to_owned(), to.path().join(name));
-            // What a kill has left is in nobody's way.
-            std::fs::write(to.path().join(format!(".{name}.part")), "half").expect("written");
+            // What a kill has left long ago is removed.
+            let left = to.path().join(format!(".{name}.1.part"));
+            std::fs::write(&left, "half").expect("written");
+            let left = File::options().write(true).open(&left).expect("it");
+            left.set_modified(std::time::UNIX_EPOCH).expect("a time");
             let made = tokio::task::spawn_blocking(move || make(&state, &file, false));
             files.push(made.await.expect("no panic").expect("a backup").file);
         }

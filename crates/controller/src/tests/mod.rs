@@ -86,6 +86,7 @@ const TIMING: Timing = Timing {
     collect_deadline: Duration::from_secs(5),
     exec_unwatched: Duration::from_secs(3600),
     own_renewal: Duration::from_secs(3600),
+    restored_min: Duration::ZERO,
     rentals: RentalTiming {
         compare: Duration::from_millis(40),
         hurry: Duration::from_millis(20),

@@ -154,6 +154,14 @@ impl Catalog {
         })
     }
 
+    /// What was copied is not needed any more. What is complete stays.
+    pub(crate) fn drop_filling_pin(&self, volume: &VolumeName, keeper: &str) -> Result<()> {
+        self.change(|tx| {
+            let sql = "DELETE FROM replica_pins WHERE volume = ?1 AND replica = ?2 AND filling";
+            tx.execute(sql, params![volume.as_str(), keeper]).map(drop)
+        })
+    }
+
     /// The keeper has all of this layer, and the home keeps only this one for it. With `None` it keeps none.
     pub(crate) fn pin_complete(
         &self,

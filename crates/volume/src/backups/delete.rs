@@ -1,6 +1,6 @@
 //! Deletes a backup, and the layers that no other backup at the target needs. The controller lets nobody ship to the target meanwhile.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use perigee_model::backup::DeleteBackup;
@@ -23,11 +23,7 @@ pub async fn delete(ask: &DeleteBackup, work: &Arc<Work>) -> Result<(), Problem>
     target.delete(&manifest_key(&ask.backup)).await?;
     let needed = needed(&target, work).await?;
     let what = format!("can't delete backup {}", ask.backup);
-    for name in target.names(LAYERS).await? {
-        let Ok(layer) = name.parse::<LayerId>() else { continue };
-        if needed.contains(&layer) {
-            continue;
-        }
+    for layer in unneeded(&target, &needed, work).await? {
         work.step(0).map_err(|_| stopped(&what))?;
         // Without its index, a layer is not there.
         target.delete(&index_key(layer)).await?;
@@ -37,6 +33,54 @@ pub async fn delete(ask: &DeleteBackup, work: &Arc<Work>) -> Result<(), Problem>
         target.delete_directory(&layer_prefix(layer)).await?;
     }
     Ok(())
+}
+
+/// The layers at the target that no backup needs: each before those on which it stands. So if a kill cuts this off, what the target has of a layer, it has of all
+/// below.
+async fn unneeded(
+    target: &Target,
+    needed: &BTreeSet<LayerId>,
+    work: &Arc<Work>,
+) -> Result<Vec<LayerId>, Problem> {
+    let (reading, mut parents) = (Reading { target, work }, BTreeMap::new());
+    for name in target.names(LAYERS).await? {
+        let Ok(layer) = name.parse::<LayerId>() else { continue };
+        if needed.contains(&layer) {
+            continue;
+        }
+        let parent = match reading.index_of(layer).await {
+            Ok(index) => index.and_then(|index| index.parent),
+            // Nothing can be said to stand on another layer through this one.
+            Err(problem) if problem.kind == ProblemKind::Conflict => None,
+            Err(problem) => return Err(problem),
+        };
+        parents.insert(layer, parent);
+    }
+    Ok(topmost_first(parents))
+}
+
+fn topmost_first(mut parents: BTreeMap<LayerId, Option<LayerId>>) -> Vec<LayerId> {
+    let mut stand_on = BTreeMap::<LayerId, usize>::new();
+    for parent in parents.values().flatten() {
+        *stand_on.entry(*parent).or_default() += 1;
+    }
+    let mut next: Vec<LayerId> =
+        parents.keys().copied().filter(|layer| !stand_on.contains_key(layer)).collect();
+    let mut ordered = Vec::new();
+    while let Some(layer) = next.pop() {
+        let Some(parent) = parents.remove(&layer) else { continue };
+        ordered.push(layer);
+        let Some(parent) = parent else { continue };
+        if let Some(above) = stand_on.get_mut(&parent) {
+            *above -= 1;
+            if *above == 0 {
+                next.push(parent);
+            }
+        }
+    }
+    // What stands on itself was made by nobody of us.
+    ordered.extend(parents.into_keys());
+    ordered
 }
 
 /// The layers of all backups at the target.
@@ -56,4 +100,22 @@ async fn needed(target: &Target, work: &Arc<Work>) -> Result<BTreeSet<LayerId>, 
         }
     }
     Ok(needed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_is_deleted_before_those_on_which_it_stands() {
+        let layer = |n: u128| LayerId(uuid::Uuid::from_u128(n));
+        // 5 and 1 stand on 3, which stands on 4, which stands on one that stays; 7 and 8 stand on each other.
+        let parents =
+            [(5, Some(3)), (1, Some(3)), (3, Some(4)), (4, Some(9)), (7, Some(8)), (8, Some(7))];
+        let parents = parents.map(|(of, parent)| (layer(of), parent.map(layer)));
+        let ordered = topmost_first(parents.into());
+        let place = |n| ordered.iter().position(|one| *one == layer(n)).expect("it is deleted");
+        assert_eq!(ordered.len(), 6);
+        assert!(place(5) < place(3) && place(1) < place(3) && place(3) < place(4), "{ordered:?}");
+    }
 }

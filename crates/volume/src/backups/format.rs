@@ -35,7 +35,9 @@ const RUNS_MAX: usize = 1 << 16;
 /// No piece is larger.
 pub const PIECE_BYTES_MAX: u64 = (HEADER_BYTES + RUNS_MAX * RUN_BYTES + PIECE_DATA_BYTES) as u64;
 /// No manifest, and no index of a layer, is larger.
-pub const LIST_BYTES_MAX: u64 = 1 << 30;
+pub const LIST_BYTES_MAX: u64 = 64 << 20;
+/// No backup has more layers.
+pub const LAYERS_MAX: usize = 10_000;
 
 const BLOCK: usize = 4096;
 
@@ -75,6 +77,9 @@ pub struct Manifest {
     pub taken_ms: u64,
     /// The size of the disk that a client sees.
     pub size_bytes: u64,
+    /// What it shows may not leave the site where it was.
+    #[serde(default)]
+    pub confined: bool,
     /// How pieces are encrypted; `None`: not at all, which is the only way so far.
     #[serde(default)]
     pub encryption: Option<String>,
@@ -85,7 +90,8 @@ pub struct Manifest {
 impl Manifest {
     /// The data of all its layers.
     pub fn data_bytes(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.data_bytes).sum()
+        let bytes = self.layers.iter().map(|layer| layer.data_bytes);
+        bytes.fold(0, u64::saturating_add)
     }
 }
 
@@ -170,6 +176,11 @@ impl PieceBuilder {
 
     pub fn is_full(&self) -> bool {
         self.runs.len() == RUNS_MAX || self.data.len() == PIECE_DATA_BYTES
+    }
+
+    /// The bytes of its blocks.
+    pub fn data_bytes(&self) -> u64 {
+        self.data.len() as u64
     }
 
     /// How many bytes of blocks still fit.

@@ -54,7 +54,13 @@ pub async fn ship(
     let target = Target::new(&ask.to)?;
     target.begin(ask.is_known).await?;
     let what = format!("can't back up volume {volume} to {}", ask.to.address);
+    if let Some(shipped) = complete(&target, ask, work).await? {
+        pool.drop_filling(volume, &ask.to.address).await?;
+        return Ok(shipped);
+    }
     let sealed = pool.seal_backup(volume, &ask.to.address, ask.to.is_s3()).await?;
+    // Of its head too, which is not shipped while nothing is written to it.
+    let is_confined = pool.volume_info(volume).await?.leave_site.is_never();
     let mut shipping =
         Shipping { what, pool, target: &target, whole: ask.whole, work, shipped_bytes: 0 };
     let chain: Vec<LayerId> = sealed.chain.iter().map(|layer| layer.layer).collect();
@@ -69,8 +75,9 @@ pub async fn ship(
         tenant: sealed.tenant,
         taken_ms: ask.now_ms,
         size_bytes: sealed.size_bytes,
+        confined: is_confined,
         encryption: None,
-        layers: shipping.layers_from(chain.first().copied()).await?,
+        layers: shipping.layers_from(chain.first().copied(), there).await?,
     };
     shipping.put_list(&manifest_key(&ask.name), &manifest).await?;
     pool.has_backup(volume, &ask.to.address, chain.first().copied()).await?;
@@ -80,6 +87,27 @@ pub async fn ship(
         data_bytes: manifest.data_bytes(),
         shipped_bytes: shipping.shipped_bytes,
     })
+}
+
+/// The figures of the backup, if a try before has completed it and its answer was lost. That one is not replaced by a later state of the volume.
+async fn complete(
+    target: &Target,
+    ask: &ShipBackup,
+    work: &Arc<Work>,
+) -> Result<Option<ShippedBackup>, Problem> {
+    match (Reading { target, work }).manifest(&ask.name).await {
+        Ok(manifest) => Ok(Some(ShippedBackup {
+            taken_ms: manifest.taken_ms,
+            size_bytes: manifest.size_bytes,
+            data_bytes: manifest.data_bytes(),
+            shipped_bytes: 0,
+        })),
+        // There is none, or it is damaged: then it is written anew.
+        Err(problem) if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Conflict) => {
+            Ok(None)
+        }
+        Err(problem) => Err(problem),
+    }
 }
 
 /// A backup that is being shipped.
@@ -134,9 +162,9 @@ impl Shipping<'_> {
         })?;
         let runs = runs_of(&*device).await.map_err(|error| self.failed(&error))?;
         let data_bytes: u64 = runs.iter().filter(|run| !run.is_zero).map(Run::length_bytes).sum();
-        // It is read twice: to compare it with its checksums, and to ship it.
-        self.work.expect(2 * data_bytes);
-        self.pool.check_before_backup(layer, Arc::clone(self.work)).await?;
+        // Only what is put there counts: a backup that is read again and again gets no further.
+        self.work.expect(data_bytes);
+        self.pool.check_before_backup(layer, self.work.uncounted()).await?;
         let there = match self.whole {
             true => BTreeSet::new(),
             false => self.target.names(&layer_prefix(layer)).await?,
@@ -156,7 +184,7 @@ impl Shipping<'_> {
                 let bytes = read.map_err(|error| self.failed(&error))?;
                 pieces.next.data(at / BLOCK_BYTES, &bytes);
                 at += u64::from(length);
-                self.work.step(length.into()).map_err(|_| stopped(&self.what))?;
+                self.work.step(0).map_err(|_| stopped(&self.what))?;
                 self.put_full(&mut pieces).await?;
             }
         }
@@ -175,6 +203,7 @@ impl Shipping<'_> {
 
     async fn put_piece(&mut self, pieces: &mut Pieces) -> Result<(), Problem> {
         let piece = std::mem::take(&mut pieces.next);
+        let data_bytes = piece.data_bytes();
         let hashed = tokio::task::spawn_blocking(move || {
             let bytes = piece.finish();
             let sum = sha256(&bytes);
@@ -189,7 +218,7 @@ impl Shipping<'_> {
         }
         self.target.put(&format!("{}/{name}", layer_prefix(pieces.layer)), bytes).await?;
         self.shipped_bytes += length;
-        Ok(())
+        self.work.step(data_bytes).map_err(|_| stopped(&self.what))
     }
 
     async fn put_list(
@@ -202,9 +231,22 @@ impl Shipping<'_> {
         self.target.put(key, bytes).await
     }
 
-    /// The layers at the target from this one down.
-    async fn layers_from(&self, top: Option<LayerId>) -> Result<Vec<NamedLayer>, Problem> {
+    /// The layers at the target from this one down. So many of them were shipped just now, and must have all their pieces.
+    async fn layers_from(
+        &self,
+        top: Option<LayerId>,
+        shipped: usize,
+    ) -> Result<Vec<NamedLayer>, Problem> {
         let indexes = self.reading().indexes_from(&self.what, top).await?;
+        for index in indexes.iter().take(shipped) {
+            if let Some(piece) = self.reading().missing_piece(index).await? {
+                // Without its index the layer is shipped again.
+                self.target.delete(&index_key(index.layer)).await?;
+                let why = format!("piece {piece} of layer {} has gone meanwhile", index.layer);
+                return Err(Problem::unavailable(&self.what, why)
+                    .next("nothing else may delete at the target; the backup is tried again"));
+            }
+        }
         let named =
             |index: LayerIndex| NamedLayer { layer: index.layer, data_bytes: index.data_bytes };
         Ok(indexes.into_iter().map(named).collect())

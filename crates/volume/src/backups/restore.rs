@@ -1,17 +1,18 @@
 //! Reads backups: what is at a target, whether a backup is sound, and a volume that is made of one.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 use perigee_model::backup::{FoundBackup, RestoreVolume, VerifiedBackup, VerifyBackup};
 use perigee_model::volume::{BLOCK_BYTES, VolumeInfo};
-use perigee_model::{BackupName, LayerId, Problem, ProblemKind, VolumeName};
+use perigee_model::{BackupName, LayerId, LeaveSite, Problem, ProblemKind, VolumeName};
 use perigee_store::{IncomingVolume, NewIncoming, Pool, Work, io_problem};
 use serde::de::DeserializeOwned;
 
 use super::format::{
-    FORMAT, LIST_BYTES_MAX, LayerIndex, MANIFESTS, Manifest, PIECE_BYTES_MAX, Run, checked,
-    index_key, layer_prefix, manifest_key, parse_piece, piece_name, sha256,
+    FORMAT, LAYERS_MAX, LIST_BYTES_MAX, LayerIndex, MANIFESTS, Manifest, PIECE_BYTES_MAX, Run,
+    checked, index_key, layer_prefix, manifest_key, parse_piece, piece_name, sha256,
 };
 use super::stopped;
 use super::target::Target;
@@ -32,10 +33,22 @@ fn damaged(what: &str, why: impl std::fmt::Display) -> Problem {
     )
 }
 
+/// The bytes of all pieces, as the indexes say it.
+fn pieces_bytes(indexes: &[LayerIndex]) -> u64 {
+    let pieces = indexes.iter().flat_map(|index| &index.pieces);
+    pieces.map(|piece| piece.bytes).fold(0, u64::saturating_add)
+}
+
 impl Reading<'_> {
-    async fn list<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Problem> {
+    async fn list<T: DeserializeOwned + Send + 'static>(
+        &self,
+        key: &str,
+    ) -> Result<Option<T>, Problem> {
         let Some(bytes) = self.target.get(key, LIST_BYTES_MAX).await? else { return Ok(None) };
-        checked(&bytes).map(Some).map_err(|why| damaged(&format!("can't read {key}"), why))
+        let what = format!("can't read {key}");
+        let parsed = tokio::task::spawn_blocking(move || checked(&bytes)).await;
+        let parsed = parsed.map_err(|error| Problem::internal(&what, error))?;
+        parsed.map(Some).map_err(|why| damaged(&what, why))
     }
 
     /// The index of a layer; `None`: the target does not have the layer.
@@ -61,9 +74,12 @@ impl Reading<'_> {
         what: &str,
         top: Option<LayerId>,
     ) -> Result<Vec<LayerIndex>, Problem> {
-        let (mut indexes, mut next) = (Vec::<LayerIndex>::new(), top);
+        let (mut indexes, mut seen, mut next) = (Vec::new(), BTreeSet::new(), top);
         while let Some(layer) = next {
-            if indexes.iter().any(|index| index.layer == layer) {
+            if indexes.len() == LAYERS_MAX {
+                return Err(damaged(what, format!("it has more than {LAYERS_MAX} layers")));
+            }
+            if !seen.insert(layer) {
                 return Err(damaged(what, format!("layer {layer} stands on itself")));
             }
             let index = self.index_of(layer).await?;
@@ -103,6 +119,14 @@ impl Reading<'_> {
             true => Ok(manifest),
             false => Err(damaged(&what, "it is another one under this name")),
         }
+    }
+
+    /// A piece of a layer that is not at the target, if there is one.
+    pub async fn missing_piece(&self, index: &LayerIndex) -> Result<Option<String>, Problem> {
+        let there = self.target.names(&layer_prefix(index.layer)).await?;
+        let named = index.pieces.iter().enumerate();
+        let mut named = named.map(|(number, piece)| piece_name(number, &piece.sha256));
+        Ok(named.find(|name| !there.contains(name)))
     }
 
     /// A piece, with its runs and where each has its bytes.
@@ -170,27 +194,31 @@ pub async fn verify(ask: &VerifyBackup, work: &Arc<Work>) -> Result<VerifiedBack
     target.look().await?;
     let reading = Reading { target: &target, work };
     let mut problems = Vec::new();
-    // What can't be read is damage; that the target is away is not.
-    let mut note = |problem: Problem| match problem.kind {
-        ProblemKind::Conflict => {
-            problems.push(format!("{}: {}", problem.what, problem.why));
-            Ok(())
+    // What can't be read is damage, if the rest of the target can be read; that the target is away is not.
+    let mut note = async |problem: Problem| {
+        match problem.kind {
+            ProblemKind::Conflict => {}
+            ProblemKind::Unavailable | ProblemKind::Invalid if !work.is_stopped() => {
+                target.look().await?;
+            }
+            _ => return Err(problem),
         }
-        _ => Err(problem),
+        problems.push(format!("{}: {}", problem.what, problem.why));
+        Ok(())
     };
     let found = async { reading.indexes(&reading.manifest(&ask.backup).await?).await };
     let indexes = match found.await {
         Ok(indexes) => indexes,
         Err(problem) => {
-            note(problem)?;
+            note(problem).await?;
             Vec::new()
         }
     };
-    work.expect(indexes.iter().flat_map(|index| &index.pieces).map(|piece| piece.bytes).sum());
+    work.expect(pieces_bytes(&indexes));
     for index in &indexes {
         for number in 0..index.pieces.len() {
             if let Err(problem) = reading.piece(index, number).await {
-                note(problem)?;
+                note(problem).await?;
             }
         }
     }
@@ -213,7 +241,7 @@ pub async fn restore(
     let reading = Reading { target: &target, work };
     let manifest = reading.manifest(&ask.backup).await?;
     let indexes = reading.indexes(&manifest).await?;
-    work.expect(indexes.iter().flat_map(|index| &index.pieces).map(|piece| piece.bytes).sum());
+    work.expect(pieces_bytes(&indexes));
     let incoming = Arc::new(pool.begin_incoming(volume, manifest.size_bytes).await?);
     // The lowest layer first: what stands on it overwrites it.
     for index in indexes.iter().rev() {
@@ -229,13 +257,8 @@ pub async fn restore(
     let what = format!("can't restore volume {volume}");
     let incoming = Arc::into_inner(incoming)
         .ok_or_else(|| Problem::internal(what, "something still writes to it"))?;
-    let top = indexes.first().filter(|top| top.size_bytes == manifest.size_bytes);
-    let new = NewIncoming {
-        name: volume.clone(),
-        tenant: ask.tenant.clone(),
-        leave_site: ask.leave_site,
-        layer: top.map(|top| top.layer),
-    };
+    let leave_site = if manifest.confined { LeaveSite::Never } else { ask.leave_site };
+    let new = NewIncoming { name: volume.clone(), tenant: ask.tenant.clone(), leave_site };
     pool.finish_incoming(incoming, new, Arc::clone(work)).await
 }
 

@@ -5,12 +5,13 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use perigee_model::Problem;
 use perigee_model::backup::BackupTarget;
-use perigee_repository::{Address, Objects};
+use perigee_repository::{Address, Objects, REFUSES};
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::format::{MARKER, MARKER_KEY};
@@ -22,6 +23,9 @@ const PARTS: &str = "parts";
 /// What a kill has left of that is removed after so long.
 const PART_KEPT: Duration = Duration::from_secs(24 * 3600);
 const MARKER_BYTES_MAX: u64 = 1 << 10;
+/// So many requests at directories wait for an answer at once: one that hangs must not keep all threads of this server.
+const WAITING_MAX: usize = 8;
+static WAITING: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(WAITING_MAX)));
 
 /// A target. Each request has a deadline: a directory may be of another machine that is away.
 #[derive(Debug, Clone)]
@@ -67,6 +71,10 @@ impl Target {
                 Problem::unavailable(self.what(), "there is no such directory")
                     .next("make the directory, or mount its disk, at the host that was asked")
             }
+            io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+                Problem::invalid(self.what(), format!("the target refuses: {error}"))
+                    .next("let the volume server of the host that was asked write there")
+            }
             _ => Problem::unavailable(self.what(), format!("the target fails: {error}"))
                 .next("look after the target; nothing that is complete there is changed"),
         }
@@ -79,15 +87,31 @@ impl Target {
         act: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
     ) -> Result<T, Problem> {
         let dir = Arc::clone(dir);
-        let acting = tokio::task::spawn_blocking(move || act(&dir));
-        match tokio::time::timeout(ANSWER_MAX, acting).await {
+        self.run_within(&WAITING, ANSWER_MAX, move || act(&dir)).await
+    }
+
+    /// The permit is given back when the directory has answered, however late that is.
+    async fn run_within<T: Send + 'static>(
+        &self,
+        waiting: &Arc<Semaphore>,
+        answer_max: Duration,
+        act: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let away = |why: &str| {
+            let why = format!("{why} for {} s", answer_max.as_secs());
+            Problem::unavailable(self.what(), why)
+                .next("look after the target; the backup goes on when it answers")
+        };
+        let permit = tokio::time::timeout(answer_max, Arc::clone(waiting).acquire_owned()).await;
+        let permit = permit.map_err(|_| away("it is away: earlier requests have hung"))?;
+        let acting = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            act()
+        });
+        match tokio::time::timeout(answer_max, acting).await {
             Ok(Ok(done)) => done.map_err(|error| self.problem(&error)),
             Ok(Err(panicked)) => Err(Problem::internal(self.what(), panicked)),
-            Err(_) => {
-                let why = format!("the target has not answered for {} s", ANSWER_MAX.as_secs());
-                Err(Problem::unavailable(self.what(), why)
-                    .next("look after the target; the backup goes on when it answers"))
-            }
+            Err(_) => Err(away("the target has not answered")),
         }
     }
 
@@ -130,14 +154,19 @@ impl Target {
     /// # Errors
     /// When the target fails, or has more there than can be.
     pub async fn get(&self, key: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, Problem> {
+        let got = self.get_named(key, bytes_max).await;
+        got.map_err(|problem| Problem { what: format!("{key} of {}", problem.what), ..problem })
+    }
+
+    async fn get_named(&self, key: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, Problem> {
         match &self.place {
             Place::Directory(dir) => {
                 let key = key.to_owned();
                 self.run(dir, move |dir| get(dir, &key, bytes_max)).await
             }
             Place::S3(objects) => {
-                let got = objects.get_whole(&self.what(), key, bytes_max).await?;
-                Ok(got.map(Vec::from))
+                let got = objects.get_whole(&self.what(), key, bytes_max).await;
+                Ok(got.map_err(refused)?.map(Vec::from))
             }
         }
     }
@@ -152,7 +181,9 @@ impl Target {
                 let key = key.to_owned();
                 self.run(dir, move |dir| put(dir, &key, &bytes)).await
             }
-            Place::S3(objects) => objects.put_whole(&self.what(), key, bytes).await,
+            Place::S3(objects) => {
+                objects.put_whole(&self.what(), key, bytes).await.map_err(refused)
+            }
         }
     }
 
@@ -166,7 +197,7 @@ impl Target {
                 let prefix = prefix.to_owned();
                 self.run(dir, move |dir| names(dir, &prefix)).await
             }
-            Place::S3(objects) => objects.names(&self.what(), prefix).await,
+            Place::S3(objects) => objects.names(&self.what(), prefix).await.map_err(refused),
         }
     }
 }
@@ -182,7 +213,7 @@ impl Target {
                 let key = key.to_owned();
                 self.run(dir, move |dir| delete(dir, &key)).await
             }
-            Place::S3(objects) => objects.delete(key, None).await,
+            Place::S3(objects) => objects.delete(key, None).await.map_err(refused),
         }
     }
 
@@ -199,6 +230,16 @@ impl Target {
             Place::S3(_) => Ok(()),
         }
     }
+}
+
+/// A store that refuses these credentials does so the next time too.
+fn refused(problem: Problem) -> Problem {
+    if !problem.why.starts_with(REFUSES) {
+        return problem;
+    }
+    Problem::invalid(problem.what, problem.why).next(
+        "check the credentials for the store of the volume server's user at the host that was asked",
+    )
 }
 
 /// The object is gone when this returns, also after a power cut: what it names is deleted next.
@@ -283,4 +324,47 @@ fn remove_old_parts(dir: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use perigee_model::ProblemKind;
+
+    use super::*;
+
+    fn target(dir: &Path) -> Target {
+        Target::new(&BackupTarget { address: dir.display().to_string(), endpoint: None })
+            .expect("a target")
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_hangs_keeps_no_more_threads_than_there_are_permits() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (target, waiting) = (target(dir.path()), Arc::new(Semaphore::new(1)));
+        let soon = Duration::from_millis(10);
+        let (answer, hangs) = mpsc::channel::<()>();
+        let hung = target.run_within(&waiting, soon, move || {
+            drop(hangs.recv());
+            Ok(())
+        });
+        let hung = hung.await.expect_err("no answer");
+        assert_eq!(hung.kind, ProblemKind::Unavailable, "{hung}");
+        let next = target.run_within(&waiting, soon, || Ok(())).await.expect_err("no permit");
+        assert!(next.kind == ProblemKind::Unavailable && next.why.contains("away"), "{next}");
+        drop(answer);
+        let later = Duration::from_secs(60);
+        target.run_within(&waiting, later, || Ok(())).await.expect("a permit");
+    }
+
+    #[test]
+    fn a_target_that_refuses_is_not_asked_again() {
+        let target = target(Path::new("/srv/backups"));
+        for refusal in [io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem] {
+            assert_eq!(target.problem(&refusal.into()).kind, ProblemKind::Invalid);
+        }
+        let fails = target.problem(&io::ErrorKind::TimedOut.into());
+        assert_eq!(fails.kind, ProblemKind::Unavailable);
+    }
 }

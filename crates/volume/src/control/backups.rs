@@ -20,6 +20,7 @@ use crate::backups::{delete, restore, ship};
 pub fn routes() -> Router<Arc<Control>> {
     Router::new()
         .route("/volumes/{volume}/backup", post(back_up))
+        .route("/volumes/{volume}/backup/end", post(end))
         .route("/volumes/{volume}/restore", post(restore_volume))
         .route("/backups/list", post(list))
         .route("/backups/verify", post(verify))
@@ -33,6 +34,14 @@ async fn back_up(
 ) -> Result<Response, Failure> {
     let pool = Arc::clone(&control.pool);
     long::follow(move |work| async move { ship(&pool, &volume, &ask, &work).await })
+}
+
+async fn end(
+    State(control): Shared,
+    Named(volume): Named<VolumeName>,
+    Json(at): Json<BackupTarget>,
+) -> Reply<()> {
+    Ok(Json(control.pool.drop_filling(&volume, &at.address).await?))
 }
 
 async fn restore_volume(

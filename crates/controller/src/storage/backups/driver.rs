@@ -9,6 +9,7 @@ use perigee_model::backup::{
 };
 use perigee_model::volume::Progress;
 use perigee_model::{BackupName, HostId, Problem, ProblemKind};
+use tokio::sync::Mutex;
 
 use super::{BACKUPS_PREFIX, BackupRecord, backup_key, list, reader};
 use crate::clock::now_ms;
@@ -23,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// How often the record says how far it is.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
+/// Held while a backup looks for deletions and records that it asks, and while a deletion looks for backups that ask: so one of both sees the other.
+static LOOKING: Mutex<()> = Mutex::const_new(());
+
 /// Has the backup shipped until it is complete, or given up.
 ///
 /// # Errors
@@ -33,7 +37,7 @@ pub async fn drive(cluster: Arc<Cluster>, name: BackupName) -> Result<(), Proble
         let Some(record) = cluster.records.own::<BackupRecord>(&backup_key(&name)).await? else {
             return Ok(());
         };
-        let mut run = Run { cluster: &cluster, record, has_begun: false };
+        let mut run = Run { cluster: &cluster, record, has_begun: false, has_answered: false };
         let problem = match run.view().state {
             BackupState::Completed | BackupState::Failed => return Ok(()),
             BackupState::Shipping => match run.ship().await {
@@ -64,8 +68,10 @@ pub async fn drive(cluster: Arc<Cluster>, name: BackupName) -> Result<(), Proble
 struct Run<'a> {
     cluster: &'a Arc<Cluster>,
     record: Owned<BackupRecord>,
-    /// Something was shipped or read in this try.
+    /// Something was put at the target in this try.
     has_begun: bool,
+    /// The home has said that it ships no more for this backup.
+    has_answered: bool,
 }
 
 impl Run<'_> {
@@ -78,18 +84,7 @@ impl Run<'_> {
         let view = self.view().clone();
         let home = volumes::settled_home(self.cluster, &view.volume).await?;
         let home = volumes::reachable(self.cluster, &home)?;
-        self.view().host = Some(home.id.clone());
-        self.record.value.asks = true;
-        self.record.save().await?;
-        let at = |one: &BackupRecord| one.view.at.address == view.at.address;
-        let is_deleted = |one: &BackupRecord| one.view.state == BackupState::Deleting;
-        if self.all().await?.iter().any(|one| at(one) && is_deleted(one)) {
-            let what = format!("can't back up volume {}", view.volume);
-            return Err(Problem::unavailable(
-                what,
-                "another backup is being deleted at the target",
-            ));
-        }
+        self.begin_asking(&home.id).await?;
         let ask = ShipBackup {
             is_known: self.is_known(&view, &home.id).await?,
             name: view.name,
@@ -106,7 +101,11 @@ impl Run<'_> {
         tokio::pin!(shipping);
         loop {
             tokio::select! {
-                ended = &mut shipping => return ended?,
+                ended = &mut shipping => {
+                    self.has_answered = ended.is_ok();
+                    self.has_begun |= done.load(Ordering::Relaxed) > 0;
+                    return ended?;
+                }
                 () = tokio::time::sleep(TELL_EVERY) => {}
             }
             let progress = BackupProgress {
@@ -126,9 +125,27 @@ impl Run<'_> {
         self.cluster.records.list(BACKUPS_PREFIX).await
     }
 
-    /// Nothing is shipped for this backup now.
+    /// Records that this home is asked, unless something is being deleted at the target. A backup that was asked for already, and whose home may be shipping, goes on:
+    /// what is to be deleted waits for that.
+    async fn begin_asking(&mut self, home: &HostId) -> Result<(), Problem> {
+        let _looking = LOOKING.lock().await;
+        let view = self.view().clone();
+        let is_deleted = |one: &BackupRecord| {
+            one.view.state == BackupState::Deleting && one.view.at.address == view.at.address
+        };
+        if !self.record.value.asks && self.all().await?.iter().any(is_deleted) {
+            let what = format!("can't back up volume {}", view.volume);
+            let why = "another backup is being deleted at the target";
+            return Err(Problem::unavailable(what, why));
+        }
+        self.view().host = Some(home.clone());
+        self.record.value.asks = true;
+        self.record.save().await
+    }
+
+    /// Nothing is shipped for this backup now, if its home has said so. If the answer was lost, the home may still ship.
     async fn stop_asking(&mut self) -> Result<(), Problem> {
-        if !std::mem::take(&mut self.record.value.asks) {
+        if !self.has_answered || !std::mem::take(&mut self.record.value.asks) {
             return Ok(());
         }
         self.record.save().await
@@ -139,13 +156,16 @@ impl Run<'_> {
         let view = self.view().clone();
         let what = format!("can't delete backup {}", view.name);
         let ships = |one: &BackupRecord| one.asks && one.view.at.address == view.at.address;
+        let looking = LOOKING.lock().await;
         if let Some(other) = self.all().await?.iter().find(|one| ships(one)) {
             let why = format!("backup {} is being shipped to the same target", other.view.name);
             return Err(Problem::unavailable(what, why));
         }
+        drop(looking);
         let host = reader(self.cluster, &view.at, view.host.as_ref()).await?;
         let ask = DeleteBackup { backup: view.name, at: view.at };
-        host.volume.post_long("/v1/backups/delete", &ask, |_: Progress| {}).await
+        host.volume.post_long::<()>("/v1/backups/delete", &ask, |_: Progress| {}).await?;
+        self.let_go().await
     }
 
     /// Whether the target has had a backup, so that it is not a directory over which a disk should be mounted.
@@ -186,7 +206,30 @@ impl Run<'_> {
         view.ended_ms = Some(now_ms());
         view.progress = None;
         view.problem = in_words(problem);
-        self.record.save().await
+        self.record.value.asks = false;
+        self.record.save().await?;
+        self.let_go().await
+    }
+
+    /// The volume's home keeps nothing for this backup any more. One that is away keeps that until the next backup to the same target.
+    async fn let_go(&mut self) -> Result<(), Problem> {
+        let view = self.view().clone();
+        let other = |one: &BackupRecord| {
+            let view = &one.view;
+            let is_same = view.volume == self.record.value.view.volume
+                && view.at.address == self.record.value.view.at.address;
+            is_same && view.state == BackupState::Shipping
+        };
+        if self.all().await?.iter().any(other) {
+            return Ok(());
+        }
+        let Some(host) = view.host.as_ref() else { return Ok(()) };
+        let Ok(host) = volumes::reachable(self.cluster, host) else { return Ok(()) };
+        let path = format!("/v1/volumes/{}/backup/end", view.volume);
+        if let Err(problem) = host.volume_slow.post::<()>(&path, &view.at).await {
+            tracing::warn!(%problem, "the layers of backup {} are kept at its home", view.name);
+        }
+        Ok(())
     }
 
     async fn note(&mut self, problem: &Problem) -> Result<(), Problem> {

@@ -34,7 +34,7 @@ pub struct BackupRecord {
     pub view: Backup,
     /// As in [`NewBackup`].
     pub whole: bool,
-    /// The home is asked to ship it, or may be. Meanwhile nothing is deleted at the target; the driver sets this, and then looks for deletions.
+    /// The home is asked to ship it, and has not said that it ships no more. Meanwhile nothing is deleted at the target.
     pub asks: bool,
 }
 
