@@ -474,8 +474,10 @@ impl Unwritten {
         let is_noise = match sender {
             Sender::User(_) => reads,
             Sender::Host(_) => reads || *method == Method::PUT,
-            // Who logs in is noted with the name that the token has.
-            Sender::Stranger | Sender::Controller => path == cookie::LOGIN,
+            // Who logs in is noted with the name that the token has. Anybody may read these files, and log out.
+            Sender::Stranger | Sender::Controller => {
+                reads || [cookie::LOGIN, "/logout"].contains(&path)
+            }
         };
         let entry = AuditEntry {
             at_ms: now_ms(),

@@ -163,6 +163,29 @@ async fn a_user_logs_in_with_a_token_once_and_out_again() {
     .await;
 }
 
+/// Anybody can ask for these as often as they like, and would push out of the log what users have done.
+#[tokio::test]
+async fn what_strangers_read_is_not_in_the_audit_log() {
+    let site = Site::up().await;
+    let origin = site.origin();
+    let headers = [("origin", origin.as_str())];
+    for path in ["/web/style.css", "/web/page.js", "/authority.pem", "/login"] {
+        assert_eq!(send(&site.address, "GET", path, &[], "").await.status, 200, "{path}");
+    }
+    assert_eq!(send(&site.address, "POST", "/logout", &headers, "").await.status, 303);
+    let path = "/v1/tenants/default/users/root";
+    let role = Role::Admin;
+    let _: User = site.tenants.admin.put(path, &NewUser { role }).await.expect("an admin");
+    let entries = wait_for("a later entry", async || {
+        let all: Vec<AuditEntry> = site.tenants.admin.get("/v1/audit").await.expect("the log");
+        all.iter().any(|one| one.request.ends_with(path)).then_some(all)
+    })
+    .await;
+    let by_strangers =
+        |one: &&AuditEntry| one.request.starts_with("GET") || one.request.contains("/logout");
+    assert_eq!(entries.iter().find(by_strangers), None, "{entries:?}");
+}
+
 /// What a browser sends by itself must not do what a program has to show a token for.
 #[tokio::test]
 async fn a_cookie_counts_for_the_pages_and_nowhere_else() {
