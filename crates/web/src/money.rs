@@ -146,7 +146,7 @@ fn by_itself(renting: &Renting, now_ms: u64) -> Section {
         ]
     });
     let section =
-        Section::new("renting", "What the cluster rents by itself", "perigee rent explain");
+        Section::new("renting", "What the cluster rents by itself", "perigee rent advise");
     section
         .facts(vec![
             ("mode", Cell::text(word(&settings.mode))),

@@ -218,7 +218,7 @@ fn of_rental(rental: &Rental) -> Option<Trouble> {
             what: format!("rental {id} does not come forward"),
             href: page_of("rentals", id),
             why: short(if why.is_empty() { refused.unwrap_or_default() } else { why }),
-            next: format!("perigee rent info {id}"),
+            next: format!("perigee rent explain {id}"),
         }
     })
 }
@@ -268,12 +268,9 @@ fn of_job(job: &Job, now_ms: u64) -> Option<Trouble> {
         _ => return None,
     };
     let tone = if job.state.is_final() { Tone::Warn } else { Tone::Bad };
-    let next = if job.state.is_final() { "explain" } else { "status" };
-    Some(Trouble {
-        tone,
-        what,
-        href: page_of("jobs", id),
-        why: short(&job.reason),
-        next: format!("perigee job {next} {id}"),
-    })
+    let next = match job.state.is_final() {
+        true => format!("perigee job explain {id}"),
+        false => format!("perigee job status {id}"),
+    };
+    Some(Trouble { tone, what, href: page_of("jobs", id), why: short(&job.reason), next })
 }
