@@ -213,10 +213,10 @@ fn no_text_of_a_user_or_a_guest_becomes_html_on_any_page() {
         note: HOSTILE.to_owned(),
         lines: vec![LoggedLine { text: HOSTILE.to_owned(), is_error: true }],
     });
-    let held = front::Held::of(&all);
+    let held = front::Held::of([&vm], [&volume]);
     let pages = [
         front::page(&all),
-        front::queue(&[hostile(a_job("a-0002", "queued"))], NOW_MS),
+        front::queue(&[hostile(a_job("a-0002", "queued"))], &Asked::default(), NOW_MS),
         log,
         things::vm(&vm, std::slice::from_ref(&migration), NOW_MS),
         things::volume(&volume, NOW_MS),
@@ -256,6 +256,8 @@ fn the_first_page_of_20_hosts_and_500_vms_has_at_most_100_kb() {
     all.jobs = Some(jobs.collect());
     all.volumes = Some((0..1000).map(|n| a_volume(&name("disk", n), "home1")).collect());
     all.migrations = (0..100).map(|_| read(a_migration())).collect();
+    all.more_migrations = 7;
+    all.problems = (0..20).map(|_| Problem::unavailable("can't list", "it is busy")).collect();
     let entry = AuditEntry {
         at_ms: NOW_MS,
         who: "research-team/ann".to_owned(),
@@ -268,6 +270,8 @@ fn the_first_page_of_20_hosts_and_500_vms_has_at_most_100_kb() {
     assert!(html.len() <= 100_000, "{} bytes", html.len());
     assert!(html.contains("500 VMs") && html.contains("href=\"/vms\""), "the rest is a link away");
     assert!(html.contains("492 more VMs"), "what has trouble is counted");
+    assert!(html.contains("12 more parts of this page"), "and so is what was not answered");
+    assert!(html.contains("25 of 1107 are shown"), "and so are moves that were not asked for");
 }
 
 #[test]

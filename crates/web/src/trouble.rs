@@ -32,15 +32,14 @@ const FAILED_FOR_MS: u64 = 86_400_000;
 /// All that is wrong, the worst first.
 pub fn all(known: &Known) -> Vec<Trouble> {
     let mut all = Vec::new();
-    for problem in &known.problems {
-        all.push(Trouble {
-            tone: Tone::Bad,
-            what: short(&problem.what),
-            why: short(&problem.why),
-            next: short(&problem.next),
-            ..Trouble::default()
-        });
-    }
+    let problems = known.problems.iter().map(|problem| Trouble {
+        tone: Tone::Bad,
+        what: short(&problem.what),
+        why: short(&problem.why),
+        next: short(&problem.next),
+        ..Trouble::default()
+    });
+    add(&mut all, "more parts of this page", "", problems);
     let hosts = known.hosts.iter().flatten();
     add(&mut all, "more hosts", "/hosts", hosts.flat_map(|host| of_host(host, known.now_ms)));
     let tasks = known.tasks.iter().flatten().filter_map(of_task);

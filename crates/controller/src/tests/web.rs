@@ -522,6 +522,12 @@ async fn a_jobs_log_is_on_its_page_and_goes_on_while_the_page_is_open() {
     let page = site.get(&cookie, path).await.body;
     let live =
         page.split("data-log=\"").nth(1).and_then(|rest| rest.split('"').next()).expect("a log");
+    let have = [("cookie", cookie.as_str()), ("perigee-without-log", "1")];
+    let rest = send(&site.address, "GET", path, &have, "").await.body;
+    assert!(
+        rest.contains("data-keep=\"log\"") && !rest.contains("first"),
+        "it is not read: {rest}"
+    );
     let mut stream = Stream::open(&site, &cookie, &live.replace("&#38;", "&")).await;
     home.say(&vm, GuestBody::log(LogStream::Stderr, "the second line"));
     stream.until("the second line", |text| text.contains("the second line")).await;
@@ -538,6 +544,36 @@ async fn a_jobs_log_is_on_its_page_and_goes_on_while_the_page_is_open() {
         "{}",
         tar.head
     );
+}
+
+/// A guest says more than lines: the last line may be far before the last message.
+#[tokio::test]
+async fn the_end_of_a_log_is_shown_wherever_its_lines_are() {
+    let site = Site::up().await;
+    site.tenants.share_debian().await;
+    let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
+    let job: Job = site.tenants.amy.post("/v1/jobs", &asked).await.expect("a job");
+    let (vm, home) = (vm_of(&job.id), &site.tenants.lab.home);
+    site.tenants.lab.wait_for_vm(home, &vm).await;
+    home.say(&vm, GuestBody::Started);
+    for number in 0..1700 {
+        home.say(&vm, GuestBody::log(LogStream::Stdout, &format!("line {number}.")));
+    }
+    let cookie = site.cookie("acme/amy").await;
+    let page = async || site.get(&cookie, "/jobs/q-0001").await.body;
+    let lines = wait_for("the last line", async || {
+        Some(page().await).filter(|page| page.contains("line 1699."))
+    })
+    .await;
+    assert!(lines.contains("The last 500 lines") && lines.contains("line 1200."), "{lines}");
+    assert!(!lines.contains("line 1199."), "{lines}");
+    for number in 0..2000 {
+        home.say(&vm, GuestBody::Progress { done: number, total: 2000, label: String::new() });
+    }
+    wait_for("the last message", async || page().await.contains("1999 of 2000").then_some(()))
+        .await;
+    let same = page().await;
+    assert!(same.contains("line 1200.") && same.contains("line 1699."), "{same}");
 }
 
 #[tokio::test]

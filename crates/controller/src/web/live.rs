@@ -16,7 +16,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
 use perigee_http::Failure;
 use perigee_model::guest::LogStream;
-use perigee_model::job::{Job, LogLine};
+use perigee_model::job::LogLine;
 use perigee_model::limits::{LIVE_PAGES, LIVE_PAGES_OF_ONE, LIVE_PAGES_OF_USERS, OutOfLimits};
 use perigee_model::{JobId, Problem, ProblemKind};
 use perigee_web::PageText;
@@ -198,7 +198,7 @@ pub struct After {
 /// What follows a job's log.
 struct Following {
     reader: Reader,
-    job: Job,
+    job: JobId,
     rank: Option<u32>,
     after: u64,
     lines: VecDeque<LogLine>,
@@ -225,13 +225,15 @@ impl Following {
                 return Some(Event::default().event("end").data("the job has ended"));
             }
             self.lines.extend(more);
-            self.was_over = ask.job(self.job.id.as_str()).await.ok()?.state.is_final();
+            // Whether the reader still sees the job is asked each time, and nothing else of it.
+            ask.full::<JobId>(self.job.as_str()).await.ok()?;
+            self.was_over = ask.cluster.index.job(&self.job).is_none();
         }
     }
 
     fn event(&self, line: &LogLine) -> Event {
         let LoggedLine { text, is_error } = logged(line);
-        let next = log_path(&self.job.id, self.rank, line.seq);
+        let next = log_path(&self.job, self.rank, line.seq);
         let data = serde_json::json!({"text": text, "is_error": is_error, "next": next});
         Event::default().event("line").id(line.seq.to_string()).data(data.to_string())
     }
@@ -246,7 +248,7 @@ pub async fn log(
     query: Result<Query<After>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Failure> {
     let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
-    let job = Ask::new(&web.cluster, &caller).job(&job).await?;
+    let job = Ask::new(&web.cluster, &caller).job(&job).await?.id;
     // A browser that opens a lost stream again says which line it had last.
     let last = headers.get("last-event-id").and_then(|last| last.to_str().ok()?.parse().ok());
     let following = Following {
