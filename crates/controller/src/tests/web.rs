@@ -1,7 +1,7 @@
 //! The pages, through the router that the controller serves: who sees what, and which request of a browser counts.
 
 use axum::Extension;
-use perigee_http::Peer;
+use perigee_http::{Peer, Refusal};
 use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, ClusterVolume, Job, JobSpec, JobState};
 use perigee_model::tenant::{AuditEntry, NewUser, Role, User};
@@ -460,6 +460,16 @@ async fn an_open_page_is_told_when_what_it_shows_has_changed() {
     let state = page.body.split("data-state=\"").nth(1).and_then(|rest| rest.split('"').next());
     assert!(stream.text.contains(state.expect("a state")), "the page is as fresh as that");
     let _: Job = site.tenants.amy.post("/v1/jobs", &small("q")).await.expect("a job");
+    stream.until_states(2).await;
+}
+
+#[tokio::test]
+async fn an_open_page_is_told_that_this_controller_does_not_command_any_more() {
+    let site = Site::up().await;
+    let cookie = site.cookie("acme/amy").await;
+    let mut stream = Stream::open(&site, &cookie, "/live?of=/jobs").await;
+    stream.until_states(1).await;
+    site.tenants.lab.cluster.claim.refuse(Refusal { by: 9, why: "there is another".to_owned() });
     stream.until_states(2).await;
 }
 

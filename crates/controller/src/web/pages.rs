@@ -85,16 +85,12 @@ pub async fn show(
         });
     }
     let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-    let notice = web.cluster.claim.refusal().map(|_| {
-        "This controller does not command the cluster any more. What is shown is as it has known the cluster."
-    });
     let frame = Frame {
         who: caller.who.clone(),
         role: Some(caller.role),
         can_log_out: cookie::token(&headers, uri.path()).is_some(),
         is_live: !actions::is_question(uri.path()),
         path,
-        notice: notice.unwrap_or_default().to_owned(),
     };
     Ok(Html(perigee_web::render(&page, &frame)))
 }
@@ -116,6 +112,7 @@ fn job_of(uri: &Uri) -> Option<&str> {
 /// As the API; `NotFound` if there is no such page.
 pub async fn page(cluster: &Arc<Cluster>, caller: &Caller, uri: &Uri) -> Result<Page, Problem> {
     let page = page_of(&Ask::new(cluster, caller), uri).await?;
+    let page = Page { notice: api::notice(cluster).unwrap_or_default(), ..page };
     // Others see the names of hosts, and no more of them.
     Ok(if caller.is_admin() { page } else { page.without_links("/hosts/") })
 }
