@@ -117,6 +117,14 @@ pub static ACCESS_TOKENS: Limit = Limit::new("a user's number of tokens", Unit::
 pub static LIVE_PAGES: Limit =
     Limit::new("the number of pages that are kept fresh", Unit::Count, 0, 100);
 
+/// The same of all who are no admins: the other places are the admins'.
+pub static LIVE_PAGES_OF_USERS: Limit = Limit::new(
+    "the number of pages that are kept fresh for users who are no admins",
+    Unit::Count,
+    0,
+    80,
+);
+
 /// The same of one user, so that one leaves room for the others.
 pub static LIVE_PAGES_OF_ONE: Limit =
     Limit::new("a user's number of pages that are kept fresh", Unit::Count, 0, 20);
@@ -493,6 +501,7 @@ mod tests {
         &USERS,
         &ACCESS_TOKENS,
         &LIVE_PAGES,
+        &LIVE_PAGES_OF_USERS,
         &LIVE_PAGES_OF_ONE,
         &ACCESS_TOKEN_S,
         &SSH_KEYS,

@@ -5,6 +5,8 @@
   const LOST = "The connection to the controller is lost. Trying again …";
   const NOT_LIVE = "This page is not kept fresh at the moment. Trying again …";
   const AGAIN_MS = 5000;
+  const AGAIN_MS_MAX = 60000;
+  const ANSWER_MS = 30000;
   const LOG_LINES_MAX = 2000;
 
   const banner = document.getElementById("connection");
@@ -44,7 +46,7 @@
       if (place) place.replaceWith(kept);
     }
     main.replaceChildren(...fresh.childNodes);
-    main.dataset.state = fresh.dataset.state;
+    main.dataset.state = fresh.dataset.state || "";
     for (const [name, left] of scrolled) {
       const box = main.querySelector(`.scroll[aria-labelledby="${name}"]`);
       if (box) box.scrollLeft = left;
@@ -60,7 +62,10 @@
     if (isBusy || isInUse()) return false;
     isBusy = true;
     try {
-      const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+      const headers = { accept: "text/html" };
+      // The log is here already, and has lines of its own.
+      if (main.querySelector("[data-keep=log]")) headers["perigee-without-log"] = "1";
+      const answer = await fetch(location.href, { headers, signal: AbortSignal.timeout(ANSWER_MS) });
       if (answer.redirected && new URL(answer.url).pathname === "/login") {
         // The token is over.
         location.assign(answer.url);
@@ -90,6 +95,25 @@
     if (source) source.close();
     source = null;
   };
+  // After each refusal the pause is twice as long.
+  let pause = AGAIN_MS;
+  const rest = () => {
+    const ms = pause;
+    pause = Math.min(2 * pause, AGAIN_MS_MAX);
+    return ms;
+  };
+  // The stream of events does not say why it was refused. The whole page is not asked for here: there may be many like this one.
+  const askWhy = async () => {
+    try {
+      const answer = await fetch(main.dataset.live, { signal: AbortSignal.timeout(ANSWER_MS) });
+      if (answer.body) answer.body.cancel();
+      // The token is over: the page sends to where one logs in.
+      if (answer.status === 401) location.reload();
+      say(NOT_LIVE);
+    } catch {
+      say(LOST);
+    }
+  };
   const open = () => {
     close();
     if (!main.dataset.live || document.hidden) return;
@@ -97,18 +121,22 @@
     source.addEventListener("open", () => say(""));
     source.addEventListener("state", async (event) => {
       say("");
-      if (event.data === main.dataset.state) return;
-      // What is in use now is looked at again a little later.
-      if (!(await refresh()) && source) later(open, AGAIN_MS);
+      if (event.data === main.dataset.state || (await refresh())) {
+        pause = AGAIN_MS;
+      } else if (source) {
+        // What is in use now is looked at again a little later.
+        later(open, isInUse() ? AGAIN_MS : rest());
+      }
     });
     source.addEventListener("error", async () => {
-      say(LOST);
       // A browser goes on by itself after a lost connection, and gives up after an answer that is a refusal.
-      if (source && source.readyState === EventSource.CLOSED) {
-        close();
-        if (await refresh()) say(NOT_LIVE);
-        later(open, AGAIN_MS);
+      if (!source || source.readyState !== EventSource.CLOSED) {
+        say(LOST);
+        return;
       }
+      close();
+      later(open, rest());
+      await askWhy();
     });
   };
 

@@ -51,8 +51,6 @@ pub struct Frame {
     pub path: String,
     /// Whether it is kept fresh.
     pub is_live: bool,
-    /// Something to know about all that is shown; may be empty.
-    pub notice: String,
 }
 
 /// A link to a page at the head of each page.
@@ -117,7 +115,6 @@ struct Document<'a> {
     tabs: Vec<Tab>,
     who: &'a str,
     can_log_out: bool,
-    notice: &'a str,
     live: String,
     state: &'a str,
     main: &'a str,
@@ -163,7 +160,6 @@ fn document(title: &str, frame: &Frame, (main, state, log): (&str, &str, String)
         tabs: tabs(frame.role, &list),
         who: &frame.who,
         can_log_out: frame.can_log_out,
-        notice: &frame.notice,
         live,
         state,
         main,

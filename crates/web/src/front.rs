@@ -11,6 +11,7 @@ use perigee_model::units::{format_bytes, format_duration};
 use perigee_model::volume_move::VolumeMove;
 
 use crate::known::Known;
+use crate::lists::{self, Asked};
 use crate::parts::{Bar, Cell, Page, Section, Tone};
 use crate::trouble::{self, job_tone, vm_tone};
 use crate::words::{
@@ -26,7 +27,8 @@ const CHANGES: usize = 12;
 pub fn page(known: &Known) -> Page {
     let mut sections = vec![wrong(known)];
     if let Some(all) = &known.hosts {
-        let mut section = hosts("hosts", all, &Held::of(known));
+        let held = Held::of(known.vms.iter().flatten(), known.volumes.iter().flatten());
+        let mut section = hosts("hosts", all.iter().take(ROWS), &held);
         cut(&mut section, all.len(), "/hosts", "hosts");
         sections.push(section);
     }
@@ -82,14 +84,17 @@ pub struct Held {
 
 impl Held {
     /// Of all VMs and volumes that are known. Only an admin sees all of them, and only an admin sees hosts.
-    pub fn of(known: &Known) -> Self {
+    pub fn of<'a>(
+        vms: impl IntoIterator<Item = &'a Vm>,
+        volumes: impl IntoIterator<Item = &'a ClusterVolume>,
+    ) -> Self {
         let mut held = Self::default();
-        for vm in known.vms.iter().flatten() {
+        for vm in vms {
             if let Some(host) = &vm.host {
                 *held.cpus.entry(host.clone()).or_default() += u64::from(vm.cpus);
             }
         }
-        for volume in known.volumes.iter().flatten() {
+        for volume in volumes {
             *held.volume_bytes.entry(volume.home.clone()).or_default() += volume.size_bytes;
         }
         held
@@ -97,8 +102,8 @@ impl Held {
 }
 
 /// The hosts, with what is allocated beside what is used.
-pub fn hosts(id: &str, all: &[Host], held: &Held) -> Section {
-    let rows = all.iter().map(|host| host_row(host, held)).collect();
+pub fn hosts<'a>(id: &str, all: impl Iterator<Item = &'a Host>, held: &Held) -> Section {
+    let rows = all.map(|host| host_row(host, held)).collect();
     let heads = ["host", "site", "state", "#CPUs", "#memory", "#pool", "#VMs wait for a CPU"];
     let empty = "No host has joined yet: perigee host token NAME";
     let mut section = Section::new(id, "Hosts", "perigee host list").table(&heads, rows, empty);
@@ -281,13 +286,14 @@ fn moves(known: &Known) -> Section {
     let volumes = volumes.filter_map(|volume: &ClusterVolume| volume.moving.as_ref());
     let volumes = volumes.map(|moved| volume_row(moved, known.now_ms));
     let rows: Vec<Vec<Cell>> = migrations.chain(gangs).chain(volumes).collect();
-    let all = rows.len();
+    let all = rows.len() + known.more_migrations;
     let heads = ["what", "from", "to", "state", "#left", "why", "began"];
-    let shown = rows.into_iter().take(ROWS).collect();
+    let rows: Vec<Vec<Cell>> = rows.into_iter().take(ROWS).collect();
+    let shown = rows.len();
     let mut section =
-        Section::new("moves", "Moves under way", "").table(&heads, shown, "Nothing moves.");
-    if all > ROWS {
-        section.texts.push(format!("{ROWS} of {all} are shown."));
+        Section::new("moves", "Moves under way", "").table(&heads, rows, "Nothing moves.");
+    if all > shown {
+        section.texts.push(format!("{shown} of {all} are shown."));
     }
     section
 }
@@ -362,14 +368,30 @@ pub fn changes(all: &[AuditEntry], most: usize, now_ms: u64) -> Section {
 }
 
 /// The queue: which jobs wait, in which order, and why.
-pub fn queue(all: &[Job], now_ms: u64) -> Page {
+pub fn queue(all: &[Job], asked: &Asked, now_ms: u64) -> Page {
     let mut waiting: Vec<&Job> = all.iter().filter(|job| job.state == JobState::Queued).collect();
     waiting.sort_by_key(|job| (perigee_model::tenant::tenant_of(job.id.as_str()), job.queue_place));
-    let rows = waiting.iter().map(|job| {
+    let has =
+        |job: &&Job, text: &str| job.id.as_str().contains(text) || job.spec.owner.contains(text);
+    let rows = |shown: Vec<&&Job>| those_that_wait(&shown, now_ms);
+    let mut page = lists::page("Queue", "/queue", "perigee job list", &waiting, asked, has, rows);
+    let going = |job: &&Job| matches!(job.state, JobState::Staging | JobState::Starting);
+    let number = all.iter().filter(going).count();
+    let first = all.iter().filter(going).take(ROWS);
+    let mut soon = jobs("going", "Jobs that start now", first, now_ms);
+    if number > ROWS {
+        soon.texts.push(format!("{ROWS} of {number} are shown."));
+    }
+    page.sections.push(soon.linked(format!("All {}", count(all.len(), "job")), "/jobs"));
+    page
+}
+
+fn those_that_wait(shown: &[&&Job], now_ms: u64) -> Section {
+    let rows = shown.iter().map(|job| {
         vec![
             thing("jobs", &job.id),
             Cell::number(or_dash(job.queue_place)),
-            Cell::text(job.reason.as_str()),
+            Cell::text(short(&job.reason)),
             Cell::number(job.spec.priority),
             Cell::number(job.spec.count),
             Cell::number(job.spec.cpus),
@@ -392,10 +414,5 @@ pub fn queue(all: &[Job], now_ms: u64) -> Page {
     let section = Section::new("queue", "Jobs that wait for a host", "perigee job list");
     let mut section = section.table(&heads, rows.collect(), "No job waits for a host.");
     section.texts.push("A place is that among the tenant's own jobs. The next turn is the tenant's with the smallest share of the cluster.".to_owned());
-    let going: Vec<&Job> = all
-        .iter()
-        .filter(|job| matches!(job.state, JobState::Staging | JobState::Starting))
-        .collect();
-    let soon = jobs("going", "Jobs that start now", going.into_iter(), now_ms);
-    Page::new("Queue", "perigee job list", vec![section, soon])
+    section
 }

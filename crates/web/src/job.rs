@@ -91,7 +91,7 @@ fn left_out(job: &Job) -> Cell {
     if job.left_out == 0 {
         return Cell::default();
     }
-    let next = format!("perigee job explain {} names them", job.id);
+    let next = format!("their names: perigee job explain {}", job.id);
     Cell::status(count(usize::try_from(job.left_out).unwrap_or(usize::MAX), "file"), Tone::Warn)
         .note(next)
 }

@@ -21,6 +21,8 @@ pub struct Known {
     pub volumes: Option<Vec<ClusterVolume>>,
     /// The migrations that are under way, of these VMs.
     pub migrations: Vec<Migration>,
+    /// How many more VMs move, which were not asked for.
+    pub more_migrations: usize,
     /// The controller's tasks; for admins.
     pub tasks: Option<Vec<TaskStatus>>,
     /// The rented hosts; for admins.

@@ -9,12 +9,11 @@
 //! floors, from the ground up:
 //! parts, known
 //! words
-//! trouble
+//! trouble, document
+//! lists
 //! front
 //! job, sites, money
 //! things
-//! document
-//! lists
 //! ```
 //!
 //! | question | file |

@@ -11,7 +11,7 @@ pub const ROWS: usize = 500;
 pub struct Asked {
     /// What names have in them; empty: all.
     pub find: String,
-    /// The number of the page, from 1 on; 0 is the first one too.
+    /// The number of the page, from 1 on; 0 is the first one too, and one beyond the last page is the last one.
     pub page: usize,
 }
 
@@ -28,8 +28,9 @@ pub fn page<'a, T>(
     let find = asked.find.trim();
     let found: Vec<&T> = all.iter().filter(|one| has(one, find)).collect();
     let number = found.len();
-    let first = asked.page.saturating_sub(1).saturating_mul(ROWS).min(number);
-    let last = first.saturating_add(ROWS).min(number);
+    let shown = asked.page.clamp(1, number.div_ceil(ROWS).max(1));
+    let first = (shown - 1) * ROWS;
+    let last = (first + ROWS).min(number);
     let mut section = rows(found[first..last].to_vec());
     let of = if find.is_empty() { String::new() } else { format!(" with \u{201c}{find}\u{201d}") };
     section.texts.push(match (first, last) {
@@ -38,7 +39,6 @@ pub fn page<'a, T>(
     });
     section.find = Some(Find { action: path.to_owned(), value: asked.find.clone(), of: "by name" });
     let at = |page: usize| format!("{path}?find={}&page={page}", in_query(find));
-    let shown = first / ROWS + 1;
     if first > 0 {
         section.links.push(crate::parts::link("Previous", at(shown - 1)));
     }

@@ -146,7 +146,7 @@ fn by_itself(renting: &Renting, now_ms: u64) -> Section {
         ]
     });
     let section =
-        Section::new("renting", "What the cluster rents by itself", "perigee rent explain");
+        Section::new("renting", "What the cluster rents by itself", "perigee rent advise");
     section
         .facts(vec![
             ("mode", Cell::text(word(&settings.mode))),
@@ -224,7 +224,7 @@ fn of_prices(prices: &KnownPrices) -> Section {
 }
 
 /// Tenants, with what they may use and what they use.
-pub fn tenants(all: &[Tenant]) -> Page {
+pub fn tenants<'a>(all: impl Iterator<Item = &'a Tenant>) -> Section {
     let heads = [
         "tenant",
         "#users",
@@ -235,7 +235,7 @@ pub fn tenants(all: &[Tenant]) -> Page {
         "#files",
         "#money this month",
     ];
-    let rows = all.iter().map(|tenant| {
+    let rows = all.map(|tenant| {
         let mut row = vec![
             Cell::link(&tenant.name, page_of("tenants", &tenant.name)),
             Cell::number(tenant.users),
@@ -243,9 +243,8 @@ pub fn tenants(all: &[Tenant]) -> Page {
         row.extend(shares(tenant).into_iter().map(|(_, cell)| cell));
         row
     });
-    let section =
-        Section::new("tenants", "Tenants", "perigee tenant list").table(&heads, rows.collect(), "");
-    Page::new("Tenants and quotas", "perigee tenant list", vec![section])
+    let section = Section::new("tenants", "Tenants", "perigee tenant list");
+    section.table(&heads, rows.collect(), "There is none.")
 }
 
 /// What is used of each quota.

@@ -322,6 +322,8 @@ pub struct Page {
     pub title: String,
     /// The command line that shows the same; empty: none.
     pub command: String,
+    /// Something to know about all that is shown; may be empty.
+    pub notice: String,
     /// Its parts.
     pub sections: Vec<Section>,
     /// A job's log, below its parts.
@@ -335,7 +337,7 @@ impl Page {
         command: impl Into<String>,
         sections: Vec<Section>,
     ) -> Self {
-        Self { title: title.into(), command: command.into(), sections, log: None }
+        Self { title: title.into(), command: command.into(), sections, ..Self::default() }
     }
 
     /// Without the links to pages below this path, which the one who looks may not see.

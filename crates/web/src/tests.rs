@@ -132,7 +132,6 @@ fn frame(path: &str) -> Frame {
         can_log_out: true,
         path: path.to_owned(),
         is_live: true,
-        notice: String::new(),
     }
 }
 
@@ -213,10 +212,10 @@ fn no_text_of_a_user_or_a_guest_becomes_html_on_any_page() {
         note: HOSTILE.to_owned(),
         lines: vec![LoggedLine { text: HOSTILE.to_owned(), is_error: true }],
     });
-    let held = front::Held::of(&all);
+    let held = front::Held::of([&vm], [&volume]);
     let pages = [
         front::page(&all),
-        front::queue(&[hostile(a_job("a-0002", "queued"))], NOW_MS),
+        front::queue(&[hostile(a_job("a-0002", "queued"))], &Asked::default(), NOW_MS),
         log,
         things::vm(&vm, std::slice::from_ref(&migration), NOW_MS),
         things::volume(&volume, NOW_MS),
@@ -232,7 +231,9 @@ fn no_text_of_a_user_or_a_guest_becomes_html_on_any_page() {
     let rows = |shown: Vec<&Vm>| front::vms("vms", shown.into_iter());
     assert_harmless(&html(&lists::page("VMs", "/vms", "", &[vm], &found, |_, _| true, rows)));
     assert_harmless(&crate::login(HOSTILE, HOSTILE, HOSTILE));
-    let frame = Frame { who: HOSTILE.to_owned(), notice: HOSTILE.to_owned(), ..frame(HOSTILE) };
+    let noted = Page { notice: HOSTILE.to_owned(), ..Page::new("x", "", Vec::new()) };
+    assert_harmless(&html(&noted));
+    let frame = Frame { who: HOSTILE.to_owned(), ..frame(HOSTILE) };
     assert_harmless(&render(&Page::new("x", "", Vec::new()), &frame));
 }
 
@@ -256,6 +257,8 @@ fn the_first_page_of_20_hosts_and_500_vms_has_at_most_100_kb() {
     all.jobs = Some(jobs.collect());
     all.volumes = Some((0..1000).map(|n| a_volume(&name("disk", n), "home1")).collect());
     all.migrations = (0..100).map(|_| read(a_migration())).collect();
+    all.more_migrations = 7;
+    all.problems = (0..20).map(|_| Problem::unavailable("can't list", "it is busy")).collect();
     let entry = AuditEntry {
         at_ms: NOW_MS,
         who: "research-team/ann".to_owned(),
@@ -268,6 +271,8 @@ fn the_first_page_of_20_hosts_and_500_vms_has_at_most_100_kb() {
     assert!(html.len() <= 100_000, "{} bytes", html.len());
     assert!(html.contains("500 VMs") && html.contains("href=\"/vms\""), "the rest is a link away");
     assert!(html.contains("492 more VMs"), "what has trouble is counted");
+    assert!(html.contains("12 more parts of this page"), "and so is what was not answered");
+    assert!(html.contains("25 of 1107 are shown"), "and so are moves that were not asked for");
 }
 
 #[test]
@@ -382,7 +387,37 @@ fn a_long_list_is_shown_in_pages_and_looked_through_by_name() {
     assert!(!second.contains("vm-0499") && !second.contains("Next"), "{second}");
     let found = list("0502", 0);
     assert!(found.contains("vm-0502") && !found.contains("vm-0001"), "{found}");
-    list("", usize::MAX);
+    for beyond in [3, 99, usize::MAX] {
+        assert_eq!(list("", beyond), second, "the last page");
+        assert!(list("0502", beyond).contains("1 in all with"), "the only page");
+        assert!(list("nothing", beyond).contains("0 in all with"), "the only page");
+    }
+}
+
+#[test]
+fn a_long_queue_is_shown_in_pages_with_short_reasons() {
+    let job = |n: usize| {
+        let mut job = a_job(&format!("a-{n:04}"), if n < ROWS + 3 { "queued" } else { "staging" });
+        (job.queue_place, job.reason) = (u32::try_from(n).ok(), "x".repeat(500));
+        job
+    };
+    let all: Vec<Job> = (0..ROWS + 103).map(job).collect();
+    let queue = |page| html(&front::queue(&all, &Asked { find: String::new(), page }, NOW_MS));
+    let first = queue(0);
+    assert!(first.contains("1 to 500 of 503") && !first.contains("a-0500"), "{first}");
+    assert!(first.contains("25 of 100 are shown") && !first.contains(&"x".repeat(200)), "{first}");
+    assert!(queue(2).contains("a-0502"));
+}
+
+/// An open page learns it: the notice is in the part that is fetched anew.
+#[test]
+fn a_notice_is_in_the_part_of_a_page_that_is_kept_fresh() {
+    let plain = Page::new("x", "", Vec::new());
+    let noted = Page { notice: "it was restored".to_owned(), ..plain.clone() };
+    assert_ne!(crate::PageText::of(&noted).state, crate::PageText::of(&plain).state);
+    let html = html(&noted);
+    let main = html.split("<main").nth(1).expect("the main part");
+    assert!(main.contains("it was restored"), "{html}");
 }
 
 #[test]

@@ -32,15 +32,14 @@ const FAILED_FOR_MS: u64 = 86_400_000;
 /// All that is wrong, the worst first.
 pub fn all(known: &Known) -> Vec<Trouble> {
     let mut all = Vec::new();
-    for problem in &known.problems {
-        all.push(Trouble {
-            tone: Tone::Bad,
-            what: short(&problem.what),
-            why: short(&problem.why),
-            next: short(&problem.next),
-            ..Trouble::default()
-        });
-    }
+    let problems = known.problems.iter().map(|problem| Trouble {
+        tone: Tone::Bad,
+        what: short(&problem.what),
+        why: short(&problem.why),
+        next: short(&problem.next),
+        ..Trouble::default()
+    });
+    add(&mut all, "more parts of this page", "", problems);
     let hosts = known.hosts.iter().flatten();
     add(&mut all, "more hosts", "/hosts", hosts.flat_map(|host| of_host(host, known.now_ms)));
     let tasks = known.tasks.iter().flatten().filter_map(of_task);
@@ -218,7 +217,7 @@ fn of_rental(rental: &Rental) -> Option<Trouble> {
             what: format!("rental {id} does not come forward"),
             href: page_of("rentals", id),
             why: short(if why.is_empty() { refused.unwrap_or_default() } else { why }),
-            next: format!("perigee rent info {id}"),
+            next: format!("perigee rent explain {id}"),
         }
     })
 }
@@ -268,12 +267,9 @@ fn of_job(job: &Job, now_ms: u64) -> Option<Trouble> {
         _ => return None,
     };
     let tone = if job.state.is_final() { Tone::Warn } else { Tone::Bad };
-    let next = if job.state.is_final() { "explain" } else { "status" };
-    Some(Trouble {
-        tone,
-        what,
-        href: page_of("jobs", id),
-        why: short(&job.reason),
-        next: format!("perigee job {next} {id}"),
-    })
+    let next = match job.state.is_final() {
+        true => format!("perigee job explain {id}"),
+        false => format!("perigee job status {id}"),
+    };
+    Some(Trouble { tone, what, href: page_of("jobs", id), why: short(&job.reason), next })
 }

@@ -405,7 +405,7 @@ pub async fn admit(
     });
     let mut answer = if !may(&sender, &method, &path) {
         refused(&sender, &path)
-    } else if let Some(problem) = superseded.clone().filter(|_| !READS.contains(&method.as_str())) {
+    } else if let Some(problem) = superseded.filter(|_| !READS.contains(&method.as_str())) {
         Failure(problem).into_response()
     } else if let Some(problem) = held(&cluster, &method, &path) {
         Failure(problem).into_response()
@@ -415,13 +415,18 @@ pub async fn admit(
         }
         next.run(request).await
     };
-    // What is read is as this controller has known it, and after a restore as the backup has it.
-    let notice = superseded.map(|problem| problem.why).or_else(|| cluster.restored.notice());
-    if let Some(notice) = notice.and_then(|notice| HeaderValue::from_str(&notice).ok()) {
+    if let Some(notice) = notice(&cluster).and_then(|notice| HeaderValue::from_str(&notice).ok()) {
         answer.headers_mut().insert(NOTICE_HEADER, notice);
     }
     unwritten.answered(answer.status());
     answer
+}
+
+/// What everybody is told beside an answer: what is read is as this controller has known it, and after a restore as the backup has it.
+pub fn notice(cluster: &Cluster) -> Option<String> {
+    let refusal = cluster.claim.refusal();
+    let superseded = refusal.map(|refusal| term::superseded(&cluster.state_dir, "", &refusal).why);
+    superseded.or_else(|| cluster.restored.notice())
 }
 
 /// Notes that a token did not count: somebody may be trying tokens. Anybody can do that, so not each request is noted.
@@ -497,8 +502,10 @@ impl Unwritten {
         let is_noise = match sender {
             Sender::User(_) => reads,
             Sender::Host(_) => reads || *method == Method::PUT,
-            // Who logs in is noted with the name that the token has.
-            Sender::Stranger | Sender::Controller => path == cookie::LOGIN,
+            // Who logs in is noted with the name that the token has. Anybody may read these files, and log out.
+            Sender::Stranger | Sender::Controller => {
+                reads || [cookie::LOGIN, "/logout"].contains(&path)
+            }
         };
         let entry = AuditEntry {
             at_ms: now_ms(),

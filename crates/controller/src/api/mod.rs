@@ -38,7 +38,7 @@ pub use caller::Caller;
 #[cfg(test)]
 pub use callers::TABLE;
 pub(crate) use callers::note_unknown;
-pub use callers::{Sender, admit, may};
+pub use callers::{Sender, admit, may, notice};
 #[cfg(test)]
 pub use metrics::page as metrics_page;
 

@@ -65,7 +65,7 @@ pub use check::{check, check_network, prepare};
 pub(super) use member::AT_BARRIER;
 pub use moving::{ask_to_leave, ask_to_move, call_off_leaving, call_off_move};
 pub(super) use run::GangRun;
-pub use view::{log_of, log_of_all, with_members};
+pub use view::{last_message_of, log_of, log_of_all, with_members};
 
 /// A key that nobody else has.
 fn new_key(job: &JobId) -> Result<GuestKey, Problem> {

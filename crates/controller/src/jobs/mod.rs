@@ -75,7 +75,9 @@ const ERASE_EVERY: Duration = Duration::from_secs(600);
 
 pub use cost::is_reserved;
 pub use driver::drive;
-pub use gang::{ask_to_leave, ask_to_move, call_off_leaving, call_off_move, log_of, log_of_all};
+pub use gang::{
+    ask_to_leave, ask_to_move, call_off_leaving, call_off_move, last_message_of, log_of, log_of_all,
+};
 #[cfg(feature = "fuzzing")]
 pub(crate) use guest::apply;
 pub use log::PAGE_LINES_MAX;

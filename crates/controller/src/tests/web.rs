@@ -1,7 +1,7 @@
 //! The pages, through the router that the controller serves: who sees what, and which request of a browser counts.
 
 use axum::Extension;
-use perigee_http::Peer;
+use perigee_http::{Peer, Refusal};
 use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, ClusterVolume, Job, JobSpec, JobState};
 use perigee_model::tenant::{AuditEntry, NewUser, Role, User};
@@ -163,6 +163,29 @@ async fn a_user_logs_in_with_a_token_once_and_out_again() {
     .await;
 }
 
+/// Anybody can ask for these as often as they like, and would push out of the log what users have done.
+#[tokio::test]
+async fn what_strangers_read_is_not_in_the_audit_log() {
+    let site = Site::up().await;
+    let origin = site.origin();
+    let headers = [("origin", origin.as_str())];
+    for path in ["/web/style.css", "/web/page.js", "/authority.pem", "/login"] {
+        assert_eq!(send(&site.address, "GET", path, &[], "").await.status, 200, "{path}");
+    }
+    assert_eq!(send(&site.address, "POST", "/logout", &headers, "").await.status, 303);
+    let path = "/v1/tenants/default/users/root";
+    let role = Role::Admin;
+    let _: User = site.tenants.admin.put(path, &NewUser { role }).await.expect("an admin");
+    let entries = wait_for("a later entry", async || {
+        let all: Vec<AuditEntry> = site.tenants.admin.get("/v1/audit").await.expect("the log");
+        all.iter().any(|one| one.request.ends_with(path)).then_some(all)
+    })
+    .await;
+    let by_strangers =
+        |one: &&AuditEntry| one.request.starts_with("GET") || one.request.contains("/logout");
+    assert_eq!(entries.iter().find(by_strangers), None, "{entries:?}");
+}
+
 /// What a browser sends by itself must not do what a program has to show a token for.
 #[tokio::test]
 async fn a_cookie_counts_for_the_pages_and_nowhere_else() {
@@ -216,7 +239,11 @@ async fn a_cookie_ends_with_its_token() {
     assert!(over.header("set-cookie").is_some_and(|set| set.contains("Max-Age=0")), "{over:?}");
     assert_eq!(site.get(&cookie, "/live?of=/").await.status, 401);
     let acts = site.post(&cookie, "/jobs/q-0001/cancel", Some(&site.origin())).await;
-    assert_eq!(acts.status, 401);
+    assert_eq!(
+        (acts.status, acts.header("location")),
+        (303, Some("/login?to=/jobs/q-0001/cancel")),
+        "the question is asked again after the log in"
+    );
 }
 
 #[tokio::test]
@@ -437,6 +464,16 @@ async fn an_open_page_is_told_when_what_it_shows_has_changed() {
 }
 
 #[tokio::test]
+async fn an_open_page_is_told_that_this_controller_does_not_command_any_more() {
+    let site = Site::up().await;
+    let cookie = site.cookie("acme/amy").await;
+    let mut stream = Stream::open(&site, &cookie, "/live?of=/jobs").await;
+    stream.until_states(1).await;
+    site.tenants.lab.cluster.claim.refuse(Refusal { by: 9, why: "there is another".to_owned() });
+    stream.until_states(2).await;
+}
+
+#[tokio::test]
 async fn a_stream_ends_when_its_reader_may_not_read_any_more() {
     let site = Site::up().await;
     let made = make_token(&site.tenants.admin, "acme/amy").await;
@@ -495,6 +532,12 @@ async fn a_jobs_log_is_on_its_page_and_goes_on_while_the_page_is_open() {
     let page = site.get(&cookie, path).await.body;
     let live =
         page.split("data-log=\"").nth(1).and_then(|rest| rest.split('"').next()).expect("a log");
+    let have = [("cookie", cookie.as_str()), ("perigee-without-log", "1")];
+    let rest = send(&site.address, "GET", path, &have, "").await.body;
+    assert!(
+        rest.contains("data-keep=\"log\"") && !rest.contains("first"),
+        "it is not read: {rest}"
+    );
     let mut stream = Stream::open(&site, &cookie, &live.replace("&#38;", "&")).await;
     home.say(&vm, GuestBody::log(LogStream::Stderr, "the second line"));
     stream.until("the second line", |text| text.contains("the second line")).await;
@@ -511,6 +554,36 @@ async fn a_jobs_log_is_on_its_page_and_goes_on_while_the_page_is_open() {
         "{}",
         tar.head
     );
+}
+
+/// A guest says more than lines: the last line may be far before the last message.
+#[tokio::test]
+async fn the_end_of_a_log_is_shown_wherever_its_lines_are() {
+    let site = Site::up().await;
+    site.tenants.share_debian().await;
+    let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
+    let job: Job = site.tenants.amy.post("/v1/jobs", &asked).await.expect("a job");
+    let (vm, home) = (vm_of(&job.id), &site.tenants.lab.home);
+    site.tenants.lab.wait_for_vm(home, &vm).await;
+    home.say(&vm, GuestBody::Started);
+    for number in 0..1700 {
+        home.say(&vm, GuestBody::log(LogStream::Stdout, &format!("line {number}.")));
+    }
+    let cookie = site.cookie("acme/amy").await;
+    let page = async || site.get(&cookie, "/jobs/q-0001").await.body;
+    let lines = wait_for("the last line", async || {
+        Some(page().await).filter(|page| page.contains("line 1699."))
+    })
+    .await;
+    assert!(lines.contains("The last 500 lines") && lines.contains("line 1200."), "{lines}");
+    assert!(!lines.contains("line 1199."), "{lines}");
+    for number in 0..2000 {
+        home.say(&vm, GuestBody::Progress { done: number, total: 2000, label: String::new() });
+    }
+    wait_for("the last message", async || page().await.contains("1999 of 2000").then_some(()))
+        .await;
+    let same = page().await;
+    assert!(same.contains("line 1200.") && same.contains("line 1699."), "{same}");
 }
 
 #[tokio::test]

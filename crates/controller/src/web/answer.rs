@@ -6,7 +6,7 @@ use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, LOCATION,
     REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{HeaderName, Method, StatusCode};
+use axum::http::{HeaderName, StatusCode};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse as _, Response};
 use perigee_http::Peer;
@@ -46,7 +46,6 @@ pub async fn script() -> Response {
 
 /// Makes a page of a refusal, sends whoever is not known to the page where one logs in, and adds the headers.
 pub async fn finish(request: Request, next: Next) -> Response {
-    let method = request.method().clone();
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
     let headers = request.headers();
     let has_cookie = cookie::token(headers, request.uri().path()).is_some();
@@ -58,7 +57,7 @@ pub async fn finish(request: Request, next: Next) -> Response {
     // The cookie's token is wrong, or over.
     let is_over = has_cookie && status == StatusCode::UNAUTHORIZED;
     let mut answer = if is_page && (is_over || (is_unknown && status == StatusCode::FORBIDDEN)) {
-        to_login(&method, &path, is_over)
+        to_login(&path, is_over)
     } else if status.is_client_error() || status.is_server_error() {
         refusal(answer).await
     } else {
@@ -73,12 +72,11 @@ pub async fn finish(request: Request, next: Next) -> Response {
     answer
 }
 
-/// Sends a browser to the page where one logs in, and from there back.
-fn to_login(method: &Method, path: &str, is_over: bool) -> Response {
-    // A stream of events is no page to come back to, and what was to be done is not done unasked.
-    let is_page =
-        *method == Method::GET && !path.starts_with("/live") && !path.contains("/log/live");
-    if !is_page {
+/// Sends a browser to the page where one logs in, and from there back. What was to be done is not done unasked: its question is asked
+/// again, which has the same path.
+fn to_login(path: &str, is_over: bool) -> Response {
+    // A stream of events is no page to come back to.
+    if path.starts_with("/live") || path.contains("/log/live") {
         let mut answer = StatusCode::UNAUTHORIZED.into_response();
         forget(&mut answer, is_over);
         return answer;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::extract::{Query, State};
 use axum::http::Method;
 use perigee_http::{Failure, Json, Reply};
-use perigee_model::Problem;
-use perigee_model::job::{Job, LogLine, Migration, Vm};
+use perigee_model::job::{ClusterVolume, Job, LogLine, Vm};
+use perigee_model::{JobId, Problem, ProblemKind, VmId};
 use perigee_web::known::Known;
 
 use crate::api::caller::{Caller, Full, Named};
@@ -127,26 +127,48 @@ impl<'a> Ask<'a> {
             vms: vms.0,
             jobs: jobs.0,
             volumes: volumes.0,
-            migrations: Vec::new(),
             tasks: tasks.0,
             rentals: rentals.0,
             audit: audit.0,
             problems: problems.into_iter().flatten().collect(),
+            ..Known::default()
         };
-        known.migrations = self.moves(known.vms.as_deref().unwrap_or_default()).await;
+        self.add_moves(&mut known).await;
         known
     }
 
-    /// The migrations that are under way, of these VMs. One that ends meanwhile is not among them.
-    async fn moves(&self, vms: &[Vm]) -> Vec<Migration> {
-        let moving = vms.iter().filter(|vm| vm.migration.is_some()).take(MOVES_MAX);
-        let asked = moving.map(|vm| async move {
-            let path = format!("/v1/vms/{}/migrations", vm.id);
-            let asked = api::vms::migrations(self.state(), Full(vm.id.clone()));
-            self.get(&path, asked).await.ok()?.pop()
+    /// The migrations that are under way, of the VMs that are known. One that ends meanwhile is not among them.
+    async fn add_moves(&self, known: &mut Known) {
+        let moving = known.vms.iter().flatten().filter(|vm| vm.migration.is_some());
+        let moving: Vec<VmId> = moving.map(|vm| vm.id.clone()).collect();
+        known.more_migrations = moving.len().saturating_sub(MOVES_MAX);
+        let asked = moving.iter().take(MOVES_MAX).map(|vm| async move {
+            let path = format!("/v1/vms/{vm}/migrations");
+            self.get(&path, api::vms::migrations(self.state(), Full(vm.clone()))).await
         });
-        let last = futures_util::future::join_all(asked).await;
-        last.into_iter().flatten().filter(|last| !last.state.is_final()).collect()
+        for answer in futures_util::future::join_all(asked).await {
+            match answer {
+                Ok(all) => {
+                    let last = all.into_iter().next_back().filter(|last| !last.state.is_final());
+                    known.migrations.extend(last);
+                }
+                // The VM has ended meanwhile.
+                Err(problem) if problem.kind == ProblemKind::NotFound => {}
+                Err(problem) => known.problems.push(problem),
+            }
+        }
+    }
+
+    /// What this caller's VMs and volumes take of hosts is made of these.
+    ///
+    /// # Errors
+    /// As the API.
+    pub async fn vms_and_volumes(&self) -> Result<(Vec<Vm>, Vec<ClusterVolume>), Problem> {
+        let caller = || self.caller.clone();
+        tokio::try_join!(
+            self.get("/v1/vms", api::vms::list(self.state(), caller())),
+            self.get("/v1/volumes", api::catalog::volumes(self.state(), caller())),
+        )
     }
 
     /// A job.
@@ -164,12 +186,12 @@ impl<'a> Ask<'a> {
     /// As the API.
     pub async fn log(
         &self,
-        job: &Job,
+        job: &JobId,
         (rank, after, limit): (Option<u32>, u64, Option<usize>),
     ) -> Result<Vec<LogLine>, Problem> {
-        let path = format!("/v1/jobs/{}/log", job.id);
+        let path = format!("/v1/jobs/{job}/log");
         let page = api::jobs::Page { after, limit, rank, after_each: None };
-        let asked = api::jobs::log(self.state(), Full(job.id.clone()), Ok(Query(page)));
+        let asked = api::jobs::log(self.state(), Full(job.clone()), Ok(Query(page)));
         self.get(&path, asked).await
     }
 }

@@ -16,8 +16,8 @@ use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
 use perigee_http::Failure;
 use perigee_model::guest::LogStream;
-use perigee_model::job::{Job, LogLine};
-use perigee_model::limits::{LIVE_PAGES, LIVE_PAGES_OF_ONE};
+use perigee_model::job::LogLine;
+use perigee_model::limits::{LIVE_PAGES, LIVE_PAGES_OF_ONE, LIVE_PAGES_OF_USERS, OutOfLimits};
 use perigee_model::{JobId, Problem, ProblemKind};
 use perigee_web::PageText;
 use perigee_web::parts::LoggedLine;
@@ -41,41 +41,54 @@ const AGAIN: Duration = Duration::from_secs(2);
 /// So many lines of a log are read at a time.
 const LINES: usize = 500;
 
-/// How many streams each user has open.
+/// How many streams are open.
 #[derive(Debug, Default)]
-pub struct LivePages(Mutex<BTreeMap<String, u32>>);
+pub struct LivePages(Mutex<Open>);
 
-/// One of them. It counts until it is dropped.
+#[derive(Debug, Default)]
+struct Open {
+    /// Of each user.
+    of_each: BTreeMap<String, u32>,
+    /// Of all who are no admins.
+    of_users: u32,
+}
+
+/// A stream. It counts until it is dropped.
 #[derive(Debug)]
 struct Place {
     all: Arc<LivePages>,
     who: String,
+    is_admins: bool,
 }
 
 impl LivePages {
     /// # Errors
     /// `Unavailable`, with the limit, if there are too many.
-    fn begin(self: &Arc<Self>, who: &str) -> Result<Place, Problem> {
-        let full = |error: perigee_model::limits::OutOfLimits| {
+    fn begin(self: &Arc<Self>, who: &str, is_admins: bool) -> Result<Place, Problem> {
+        let full = |error: OutOfLimits| {
             Problem::new(ProblemKind::Unavailable, "can't keep the page fresh", error)
                 .next("close other pages, or load this one again to see what is new")
         };
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        LIVE_PAGES.check(open.values().sum::<u32>() + 1).map_err(full)?;
-        let own = open.entry(who.to_owned()).or_default();
-        LIVE_PAGES_OF_ONE.check(*own + 1).map_err(full)?;
-        *own += 1;
-        Ok(Place { all: Arc::clone(self), who: who.to_owned() })
+        let of_one = open.of_each.get(who).copied().unwrap_or_default() + 1;
+        let of_users = open.of_users + u32::from(!is_admins);
+        LIVE_PAGES_OF_ONE.check(of_one).map_err(full)?;
+        LIVE_PAGES_OF_USERS.check(of_users).map_err(full)?;
+        LIVE_PAGES.check(open.of_each.values().sum::<u32>() + 1).map_err(full)?;
+        open.of_users = of_users;
+        open.of_each.insert(who.to_owned(), of_one);
+        Ok(Place { all: Arc::clone(self), who: who.to_owned(), is_admins })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut open = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = open.get_mut(&self.who) {
+        open.of_users = open.of_users.saturating_sub(u32::from(!self.is_admins));
+        if let Some(own) = open.of_each.get_mut(&self.who) {
             *own = own.saturating_sub(1);
             if *own == 0 {
-                open.remove(&self.who);
+                open.of_each.remove(&self.who);
             }
         }
     }
@@ -93,7 +106,7 @@ struct Reader {
 
 impl Reader {
     fn new(web: &Web, caller: Caller) -> Result<Self, Problem> {
-        let place = web.live.begin(&caller.who)?;
+        let place = web.live.begin(&caller.who, caller.is_admin())?;
         let cluster = Arc::clone(&web.cluster);
         Ok(Self { cluster, caller, begun: Instant::now(), is_first: true, _place: place })
     }
@@ -185,7 +198,7 @@ pub struct After {
 /// What follows a job's log.
 struct Following {
     reader: Reader,
-    job: Job,
+    job: JobId,
     rank: Option<u32>,
     after: u64,
     lines: VecDeque<LogLine>,
@@ -212,13 +225,15 @@ impl Following {
                 return Some(Event::default().event("end").data("the job has ended"));
             }
             self.lines.extend(more);
-            self.was_over = ask.job(self.job.id.as_str()).await.ok()?.state.is_final();
+            // Whether the reader still sees the job is asked each time, and nothing else of it.
+            ask.full::<JobId>(self.job.as_str()).await.ok()?;
+            self.was_over = ask.cluster.index.job(&self.job).is_none();
         }
     }
 
     fn event(&self, line: &LogLine) -> Event {
         let LoggedLine { text, is_error } = logged(line);
-        let next = log_path(&self.job.id, self.rank, line.seq);
+        let next = log_path(&self.job, self.rank, line.seq);
         let data = serde_json::json!({"text": text, "is_error": is_error, "next": next});
         Event::default().event("line").id(line.seq.to_string()).data(data.to_string())
     }
@@ -233,7 +248,7 @@ pub async fn log(
     query: Result<Query<After>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Failure> {
     let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
-    let job = Ask::new(&web.cluster, &caller).job(&job).await?;
+    let job = Ask::new(&web.cluster, &caller).job(&job).await?.id;
     // A browser that opens a lost stream again says which line it had last.
     let last = headers.get("last-event-id").and_then(|last| last.to_str().ok()?.parse().ok());
     let following = Following {
@@ -249,4 +264,26 @@ pub async fn log(
         let event = following.next().await?;
         Some((Ok(event), following))
     })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_leave_places_for_admins() {
+        let all = Arc::new(LivePages::default());
+        let user = |number: i128| all.begin(&format!("acme/user{number}"), false);
+        let mut places: Vec<Place> =
+            (0..LIVE_PAGES_OF_USERS.max).map(|number| user(number).expect("a place")).collect();
+        let refused = user(LIVE_PAGES_OF_USERS.max).expect_err("no place").to_string();
+        assert!(refused.contains("for users who are no admins is 81"), "{refused}");
+        for number in LIVE_PAGES_OF_USERS.max..LIVE_PAGES.max {
+            places.push(all.begin(&format!("default/admin{number}"), true).expect("a place"));
+        }
+        let refused = all.begin("default/root", true).expect_err("no place").to_string();
+        assert!(refused.contains("pages that are kept fresh is 101"), "{refused}");
+        drop(places);
+        let _place = user(0).expect("a place");
+    }
 }

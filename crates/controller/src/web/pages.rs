@@ -8,7 +8,8 @@ use axum::http::header::CONTENT_DISPOSITION;
 use axum::http::{HeaderMap, Uri};
 use axum::response::{Html, IntoResponse as _, Response};
 use perigee_http::Failure;
-use perigee_model::job::{ClusterVolume, Job, LogLine, Vm};
+use perigee_model::job::{ClusterVolume, Host, Job, LogLine, Vm};
+use perigee_model::tenant::Tenant;
 use perigee_model::{HostId, JobId, Problem, RentalId, TenantName, VmId, VolumeName};
 use perigee_web::lists::{self, Asked};
 use perigee_web::parts::{Log, Page};
@@ -20,6 +21,7 @@ use super::{Shared, actions, live};
 use crate::api::caller::{Caller, Full};
 use crate::api::{self, cookie};
 use crate::cluster::Cluster;
+use crate::jobs;
 
 /// The pages on which nothing is asked.
 pub const PATHS: [&str; 16] = [
@@ -43,6 +45,12 @@ pub const PATHS: [&str; 16] = [
 
 /// So many lines of a log's end are shown.
 const LOG_LINES: usize = 500;
+/// The script has the log already, and asks for the rest of the page with this header.
+const WITHOUT_LOG: &str = "perigee-without-log";
+/// The end of a log is looked for among so many of the last messages of a guest at first.
+const LOG_MESSAGES: u64 = 1000;
+/// Where too few of them are lines, it is looked for among so many times as many.
+const LOG_FURTHER: u64 = 8;
 /// A log is read in so many pieces at most; more than it has ([`crate::jobs`] keeps 16 MiB).
 const LOG_READS_MAX: usize = 64;
 /// So many changes are on the page of the audit log.
@@ -71,19 +79,18 @@ pub async fn show(
     let mut page = page(&web.cluster, &caller, &uri).await?;
     let shown = shown(&uri)?;
     if let Some(job) = job_of(&uri) {
-        page.log = Some(log(&Ask::new(&web.cluster, &caller), job, shown.rank).await?);
+        page.log = Some(match headers.contains_key(WITHOUT_LOG) {
+            true => Log::default(),
+            false => log(&Ask::new(&web.cluster, &caller), job, shown.rank).await?,
+        });
     }
     let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-    let notice = web.cluster.claim.refusal().map(|_| {
-        "This controller does not command the cluster any more. What is shown is as it has known the cluster."
-    });
     let frame = Frame {
         who: caller.who.clone(),
         role: Some(caller.role),
         can_log_out: cookie::token(&headers, uri.path()).is_some(),
         is_live: !actions::is_question(uri.path()),
         path,
-        notice: notice.unwrap_or_default().to_owned(),
     };
     Ok(Html(perigee_web::render(&page, &frame)))
 }
@@ -105,6 +112,7 @@ fn job_of(uri: &Uri) -> Option<&str> {
 /// As the API; `NotFound` if there is no such page.
 pub async fn page(cluster: &Arc<Cluster>, caller: &Caller, uri: &Uri) -> Result<Page, Problem> {
     let page = page_of(&Ask::new(cluster, caller), uri).await?;
+    let page = Page { notice: api::notice(cluster).unwrap_or_default(), ..page };
     // Others see the names of hosts, and no more of them.
     Ok(if caller.is_admin() { page } else { page.without_links("/hosts/") })
 }
@@ -120,7 +128,7 @@ async fn page_of(ask: &Ask<'_>, uri: &Uri) -> Result<Page, Problem> {
         ["jobs", job] => job_page(ask, job).await,
         ["queue"] => {
             let all = ask.get("/v1/jobs", api::jobs::list(ask.state(), caller.clone())).await?;
-            Ok(front::queue(&all, ask.now_ms))
+            Ok(front::queue(&all, &asked, ask.now_ms))
         }
         ["vms"] => {
             let all = ask.get("/v1/vms", api::vms::list(ask.state(), caller.clone())).await?;
@@ -143,10 +151,12 @@ async fn page_of(ask: &Ask<'_>, uri: &Uri) -> Result<Page, Problem> {
             Ok(things::volume(&found, ask.now_ms))
         }
         ["hosts"] => {
-            let known = ask.all().await;
             let all = ask.get("/v1/hosts", api::hosts::list(ask.state())).await?;
-            let section = front::hosts("hosts", &all, &front::Held::of(&known));
-            Ok(Page::new("Hosts", "perigee host list", vec![section]))
+            let (vms, volumes) = ask.vms_and_volumes().await?;
+            let held = front::Held::of(&vms, &volumes);
+            let has = |host: &Host, text: &str| host.id.as_str().contains(text);
+            let rows = |shown: Vec<_>| front::hosts("hosts", shown.into_iter(), &held);
+            Ok(lists::page("Hosts", "/hosts", "perigee host list", &all, &asked, has, rows))
         }
         ["hosts", host] => host_page(ask, host).await,
         ["sites"] => sites_page(ask).await,
@@ -158,7 +168,10 @@ async fn page_of(ask: &Ask<'_>, uri: &Uri) -> Result<Page, Problem> {
         }
         ["tenants"] if ask.may_get("/v1/tenants") => {
             let all = ask.get("/v1/tenants", api::tenants::list(ask.state())).await?;
-            Ok(money::tenants(&all))
+            let has = |tenant: &Tenant, text: &str| tenant.name.as_str().contains(text);
+            let rows = |shown: Vec<_>| money::tenants(shown.into_iter());
+            let (title, command) = ("Tenants and quotas", "perigee tenant list");
+            Ok(lists::page(title, "/tenants", command, &all, &asked, has, rows))
         }
         // Whoever is no admin has one.
         ["tenants"] => tenant(ask, caller.tenant.as_str()).await,
@@ -204,9 +217,8 @@ async fn vm_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
 async fn host_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
     let host: api::Name<HostId> = ask.word(name)?;
     let found = ask.get(&format!("/v1/hosts/{name}"), api::hosts::info(ask.state(), host)).await?;
-    let mut known = ask.all().await;
-    let held = front::Held::of(&known);
-    let mut vms = known.vms.take().unwrap_or_default();
+    let (mut vms, volumes) = ask.vms_and_volumes().await?;
+    let held = front::Held::of(&vms, &volumes);
     vms.retain(|vm| vm.host.as_ref() == Some(&found.id));
     Ok(things::host(&found, &held, &vms, ask.now_ms))
 }
@@ -244,27 +256,60 @@ async fn audit(ask: &Ask<'_>) -> Result<Page, Problem> {
 
 /// The end of a job's log, and where it goes on.
 async fn log(ask: &Ask<'_>, name: &str, rank: Option<u32>) -> Result<Log, Problem> {
-    let job = ask.job(name).await?;
-    let (mut lines, mut after, mut all) = (VecDeque::<LogLine>::new(), 0, 0);
-    for _ in 0..LOG_READS_MAX {
-        let more = ask.log(&job, (rank, after, None)).await?;
-        let Some(last) = more.last() else { break };
-        (after, all) = (last.seq, all + more.len());
-        lines.extend(more);
-        lines.drain(..lines.len().saturating_sub(LOG_LINES));
-    }
+    let Full(job): Full<JobId> = ask.full(name).await?;
+    // A job that ends while its log is read has more lines than were read.
+    let goes_on = ask.cluster.index.job(&job).is_some();
+    let last = jobs::last_message_of(ask.cluster, &job, rank).await?;
+    let mut among = LOG_MESSAGES;
+    let end = loop {
+        let from = last.saturating_sub(among);
+        let end = LogEnd::read(ask, &job, (rank, from)).await?;
+        if from == 0 || end.lines.len() == LOG_LINES {
+            break end;
+        }
+        among = among.saturating_mul(LOG_FURTHER);
+    };
     let of_rank = rank.map_or_else(String::new, |rank| format!(" --rank {rank}"));
-    let goes_on = !job.state.is_final();
     Ok(Log {
-        label: format!("The end of the log of job {}", job.id),
-        command: format!("perigee job log {}{of_rank}", job.id),
-        live: if goes_on { live::log_path(&job.id, rank, after) } else { String::new() },
-        note: match all > lines.len() {
-            true => format!("The last {} of {all} lines.", lines.len()),
+        label: format!("The end of the log of job {job}"),
+        command: format!("perigee job log {job}{of_rank}"),
+        live: if goes_on { live::log_path(&job, rank, end.after) } else { String::new() },
+        note: match end.is_cut {
+            true => format!("The last {} lines. The command shows all.", end.lines.len()),
             false => String::new(),
         },
-        lines: lines.iter().map(live::logged).collect(),
+        lines: end.lines.iter().map(live::logged).collect(),
     })
+}
+
+/// The last lines of a log.
+struct LogEnd {
+    lines: VecDeque<LogLine>,
+    /// The number of the last one.
+    after: u64,
+    /// There are lines before them.
+    is_cut: bool,
+}
+
+impl LogEnd {
+    /// Those after the message with this number.
+    async fn read(
+        ask: &Ask<'_>,
+        job: &JobId,
+        (rank, from): (Option<u32>, u64),
+    ) -> Result<Self, Problem> {
+        let mut end = Self { lines: VecDeque::new(), after: from, is_cut: from > 0 };
+        for _ in 0..LOG_READS_MAX {
+            let more = ask.log(job, (rank, end.after, None)).await?;
+            let Some(last) = more.last() else { break };
+            end.after = last.seq;
+            end.lines.extend(more);
+            let too_many = end.lines.len().saturating_sub(LOG_LINES);
+            end.is_cut |= too_many > 0;
+            end.lines.drain(..too_many);
+        }
+        Ok(end)
+    }
 }
 
 /// The outputs of a job, as a file to keep.

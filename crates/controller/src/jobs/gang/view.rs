@@ -6,7 +6,7 @@ use perigee_model::{JobId, Problem};
 
 use crate::cluster::Cluster;
 use crate::jobs::log;
-use crate::records::{JobRecord, vm_of};
+use crate::records::{JobRecord, job_key, vm_of};
 
 /// A gang as people see it.
 pub fn with_members(job: Job, mut members: Vec<JobRecord>) -> Job {
@@ -26,6 +26,24 @@ pub fn with_members(job: Job, mut members: Vec<JobRecord>) -> Job {
         })
     });
     Job { members: shown.collect(), progress: job.progress.or(progress), ..job }
+}
+
+/// The number of the last message of a job's guest, or of one VM of a gang: no line of its log has a higher one. 0 if it has said nothing yet.
+///
+/// # Errors
+/// If the store does not answer.
+pub async fn last_message_of(
+    cluster: &Cluster,
+    id: &JobId,
+    rank: Option<u32>,
+) -> Result<u64, Problem> {
+    let record = crate::jobs::record(cluster, id).await?;
+    if !record.kind.is_gang() {
+        return Ok(record.last_seq);
+    }
+    let member = member_of(id, rank.unwrap_or_default());
+    let member: Option<JobRecord> = cluster.records.read(&job_key(&member)).await?;
+    Ok(member.map_or(0, |member| member.last_seq))
 }
 
 /// The log of a job, or of one VM of a gang; without a rank, of its first one.
