@@ -329,6 +329,16 @@ fn a_key_that_others_may_read_is_not_used() {
 }
 
 #[test]
+fn the_fingerprint_of_an_authority_is_known_without_its_key() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let made = Authority::open(dir.path()).expect("a new one");
+    std::fs::remove_file(dir.path().join(authority::CA_KEY_FILE)).expect("the key");
+    let found = Authority::fingerprint_in(dir.path()).expect("a certificate");
+    assert_eq!(found, made.fingerprint());
+    Authority::fingerprint_in(&dir.path().join("none")).expect_err("there is none");
+}
+
+#[test]
 fn an_authority_without_its_own_key_is_no_authority() {
     let base = tempfile::tempdir().expect("a directory");
     let dirs = ["a", "b"].map(|name| base.path().join(name));
