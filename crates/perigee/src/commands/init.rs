@@ -13,7 +13,7 @@ use perigee_model::{HostId, Problem, SiteId};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use crate::commands::owner::{self, AsOwner};
+use crate::commands::owner::{self, AsOwner, SOCKET};
 use crate::commands::units;
 use crate::config::{self, Daemon, Wanted};
 use crate::context::Context;
@@ -22,7 +22,6 @@ use crate::output::{self, Column, Format};
 /// The controller's directory.
 pub const STATE: &str = "/var/lib/perigee/controller";
 const FILE: &str = "/etc/perigee/controller.yaml";
-const SOCKET: &str = "unix:/run/perigee/controller.sock";
 const PORT: u16 = 7000;
 
 /// How long a controller may take until it answers.
