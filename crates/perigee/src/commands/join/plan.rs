@@ -129,6 +129,7 @@ mod tests {
             site: site.map(name),
             sites: sites.iter().map(|site| name(site)).collect(),
             unreached: Vec::new(),
+            untried: Vec::new(),
         }
     }
 
