@@ -131,6 +131,18 @@ impl Authority {
         Ok(Self { dir: dir.to_owned(), ca_pem, fingerprint, issuer })
     }
 
+    /// The fingerprint of the authority in a directory, for whoever may not use its key.
+    ///
+    /// # Errors
+    /// When there is none, or its certificate can't be read.
+    pub fn fingerprint_in(dir: &Path) -> Result<String, Problem> {
+        let der = certificates(&read(&dir.join(CA_FILE))?);
+        let der = der.map_err(|why| {
+            Problem::invalid(format!("can't use the authority in {}", dir.display()), why)
+        })?;
+        Ok(fingerprint(&der[0]))
+    }
+
     /// Makes both files under another name, so that two processes that begin together use one authority.
     fn make(dir: &Path) -> Result<(), Problem> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;

@@ -6,6 +6,7 @@
 //! against the new list.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
@@ -22,6 +23,7 @@ use tokio_rustls::rustls::{
     CertificateError, ClientConfig, Error, OtherError, RootCertStore, ServerConfig,
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+use webpki::EndEntityCert;
 
 use crate::certificate::{
     CA_FILE, CERTIFICATE_LIFE, Certified, Credentials, IDENTITY_FILE, PeerIdentity, certificates,
@@ -182,6 +184,18 @@ impl Identity {
     /// Whom the own certificate is for.
     pub fn own(&self) -> Certified {
         self.loaded().own.clone()
+    }
+
+    /// Whether the own certificate counts at all of these addresses.
+    pub fn names(&self, addresses: &[IpAddr]) -> bool {
+        let loaded = self.loaded();
+        let Some(Ok(own)) = loaded.chain.first().map(EndEntityCert::try_from) else {
+            return false;
+        };
+        let named = |ip: &IpAddr| {
+            own.verify_is_valid_for_subject_name(&ServerName::from(ip.to_canonical())).is_ok()
+        };
+        addresses.iter().all(named)
     }
 
     /// The SHA-256 of the certificate of its authority, in hexadecimal.

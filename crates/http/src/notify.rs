@@ -8,6 +8,7 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
@@ -20,8 +21,12 @@ const WATCHDOG_PID: &str = "WATCHDOG_PID";
 /// How long systemd may take to take a message while its queue is full.
 const SEND_MAX: Duration = Duration::from_secs(2);
 
+/// Whether the daemon has said that it answers. Until then systemd hears nothing of settings: the end of reading them would be taken for that.
+static IS_READY: AtomicBool = AtomicBool::new(false);
+
 /// The daemon answers now. `status` is one line for people; an empty one changes nothing.
 pub fn ready(status: &str) {
+    IS_READY.store(true, Ordering::Relaxed);
     say(&with_status("READY=1", status));
 }
 
@@ -35,10 +40,21 @@ pub fn stopping() {
     say("STOPPING=1");
 }
 
-/// The daemon reads its settings again, until it is [`ready`].
+/// The daemon reads its settings again, until it has [`reloaded`].
 pub fn reloading() {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
-    say(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.as_micros()));
+    say_if_ready(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.as_micros()));
+}
+
+/// The daemon has read its settings again.
+pub fn reloaded() {
+    say_if_ready("READY=1");
+}
+
+fn say_if_ready(message: &str) {
+    if IS_READY.load(Ordering::Relaxed) {
+        say(message);
+    }
 }
 
 /// Gives signs of life, if systemd waits for them. It stops to if the runtime does not run its tasks any more, so it belongs beside the

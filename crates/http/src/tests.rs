@@ -329,6 +329,27 @@ fn a_key_that_others_may_read_is_not_used() {
 }
 
 #[test]
+fn the_fingerprint_of_an_authority_is_known_without_its_key() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let made = Authority::open(dir.path()).expect("a new one");
+    std::fs::remove_file(dir.path().join(authority::CA_KEY_FILE)).expect("the key");
+    let found = Authority::fingerprint_in(dir.path()).expect("a certificate");
+    assert_eq!(found, made.fingerprint());
+    Authority::fingerprint_in(&dir.path().join("none")).expect_err("there is none");
+}
+
+#[test]
+fn a_certificate_names_the_addresses_for_which_it_was_made() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let authority = Authority::open(dir.path()).expect("a new one");
+    let at = |last: u8| IpAddr::from([10, 0, 0, last]);
+    let own = authority.credentials(&host("home1"), &[at(1), at(2)]).expect("a certificate");
+    let own = Identity::new(&own, Strangers::Refused).expect("an identity");
+    assert!(own.names(&[at(1)]) && own.names(&[at(2), at(1)]));
+    assert!(!own.names(&[at(1), at(3)]));
+}
+
+#[test]
 fn an_authority_without_its_own_key_is_no_authority() {
     let base = tempfile::tempdir().expect("a directory");
     let dirs = ["a", "b"].map(|name| base.path().join(name));

@@ -90,7 +90,8 @@ pub struct CheckToken {
 /// `POST /v1/hosts/{host}/check`: a host asks how the controller sees it.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct CheckHost {
-    /// The addresses of the host at which somebody listens: the controller tries to connect to each.
+    /// The addresses of the host at which somebody listens: the controller tries to connect to each that is at an address of the host's
+    /// certificate. Before there is one, it tries those at the address for which the token is, or from which the host asks.
     #[schema(value_type = Vec<String>)]
     pub reach: Vec<SocketAddr>,
 }
@@ -107,6 +108,10 @@ pub struct HostSeen {
     pub sites: Vec<SiteId>,
     /// The addresses to which the controller could not connect.
     pub unreached: Vec<Unreached>,
+    /// The addresses to which it did not try to connect, because it does not know them as the host's.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub untried: Vec<SocketAddr>,
 }
 
 /// An address to which the controller could not connect.

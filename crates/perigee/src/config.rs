@@ -23,7 +23,7 @@ use tracing_subscriber::filter::Targets;
 
 pub use example::example;
 pub use refused::Refused;
-pub use write::{Wanted, make_directory};
+pub use write::{Wanted, absolute, make_directory};
 
 /// The directory of the files.
 pub const DIR: &str = "/etc/perigee";

@@ -1,9 +1,9 @@
 //! `/enrol`, `/revoked`, and the certificates below `/hosts`
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::{Extension, Query, State};
 use perigee_http::trust::Revoked;
-use perigee_http::{Json, Reply};
+use perigee_http::{ClientAddress, Json, Reply};
 use perigee_model::enrol::{
     CheckHost, CheckToken, Enrol, Enrolled, HostRevoked, HostSeen, MadeToken, NewToken,
     RenewCertificate,
@@ -37,10 +37,10 @@ pub async fn enrol(State(cluster): Shared, Json(ask): Json<Enrol>) -> Reply<Enro
     responses((status = 200, body = HostSeen)))]
 pub async fn check_token(
     State(cluster): Shared,
+    Extension(ClientAddress(from)): Extension<ClientAddress>,
     Json(CheckToken { host, secret, check }): Json<CheckToken>,
 ) -> Reply<HostSeen> {
-    enrol::check_token(&cluster, &host, &secret).await?;
-    json(look_back::seen(&cluster, &host, check).await?)
+    json(look_back::with_token(&cluster, (&host, &secret), (check, from)).await?)
 }
 
 /// Says to a host how the controller sees it. Only the host itself may ask.
@@ -49,9 +49,10 @@ pub async fn check_token(
 pub async fn check(
     State(cluster): Shared,
     Name(host): Name<HostId>,
+    Extension(ClientAddress(from)): Extension<ClientAddress>,
     Json(ask): Json<CheckHost>,
 ) -> Reply<HostSeen> {
-    json(look_back::seen(&cluster, &host, ask).await?)
+    json(look_back::at_host(&cluster, &host, (ask, from)).await?)
 }
 
 /// Gives a host its next certificate. Only the host itself may ask.

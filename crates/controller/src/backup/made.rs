@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use perigee_http::Authority;
 use perigee_model::units::compact_time;
 use perigee_model::{Problem, ProblemKind};
 use perigee_repository::OBJECT_ATTRIBUTE;
@@ -72,7 +73,7 @@ pub fn make(state: &Path, to: &Path, with_files: bool) -> Result<Made, Problem> 
     let part = Temporary::beside(&file, "part").map_err(failed)?;
     let copy = Temporary::beside(&file, "store").map_err(failed)?;
     copy_store(&what, &store, &copy.0)?;
-    let cluster = directory::authority(state)?.fingerprint().to_owned();
+    let cluster = Authority::fingerprint_in(&directory::authority_dir(state))?;
     let header = Header { format: FORMAT, made_ms, cluster };
     let write = || -> io::Result<Made> {
         let new = File::options().write(true).open(&part.0)?;

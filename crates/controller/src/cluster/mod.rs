@@ -195,6 +195,8 @@ pub struct Cluster {
     pub authority: Authority,
     /// Whoever makes tokens and certificates, or revokes some, takes turns.
     pub enrolling: tokio::sync::Mutex<()>,
+    /// The hosts at which the controller looks because they ask for it.
+    pub looked_at: std::sync::Mutex<BTreeSet<HostId>>,
     /// Whoever makes or removes both records of a replica takes turns.
     pub replica_records: tokio::sync::Mutex<()>,
     /// Whoever begins to use a kept disk, or ends it, takes turns.
@@ -317,6 +319,7 @@ impl Cluster {
             clock,
             authority,
             enrolling: tokio::sync::Mutex::default(),
+            looked_at: std::sync::Mutex::default(),
             replica_records: tokio::sync::Mutex::default(),
             kept_disks: tokio::sync::Mutex::default(),
             bad_joins: Seldom::default(),

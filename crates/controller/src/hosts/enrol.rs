@@ -178,13 +178,26 @@ async fn good_token(cluster: &Cluster, host: &HostId, secret: &str) -> Result<To
         .next(format!("make one: perigee host token {host}")))
 }
 
-/// Whether a host could join with this secret now. The token stays good.
+/// Whether a host could join with this secret now, and the only address at which it could, if there is one. The token stays good.
 ///
 /// # Errors
 /// `Forbidden` when the token does not count.
-pub async fn check_token(cluster: &Cluster, host: &HostId, secret: &str) -> Result<(), Problem> {
+pub async fn check_token(
+    cluster: &Cluster,
+    host: &HostId,
+    secret: &str,
+) -> Result<Option<IpAddr>, Problem> {
     has_certificates(cluster, &format!("can't enrol host {host}"))?;
-    good_token(cluster, host, secret).await.map(drop)
+    Ok(good_token(cluster, host, secret).await?.address)
+}
+
+/// The addresses at which the host's certificate counts; `None` if it has none.
+///
+/// # Errors
+/// When the store can't be used.
+pub async fn addresses(cluster: &Cluster, host: &HostId) -> Result<Option<Vec<IpAddr>>, Problem> {
+    let enrolled: Option<EnrolledHost> = cluster.records.read(&key(ENROLLED, host)).await?;
+    Ok(enrolled.map(|enrolled| enrolled.addresses))
 }
 
 /// A host joins with a token, and gets its first certificate.

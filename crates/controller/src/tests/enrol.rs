@@ -170,7 +170,8 @@ async fn a_host_hears_how_the_controller_sees_it_before_it_joins_and_after() {
     let token = secure.token("home1").await;
     let listener = std::net::TcpListener::bind((HERE, 0)).expect("a port");
     let (open, unreached) = (listener.local_addr().expect("its address"), (HERE, 1).into());
-    let check = CheckHost { reach: vec![open, unreached] };
+    let others = (IpAddr::from([127, 0, 0, 3]), open.port()).into();
+    let check = CheckHost { reach: vec![open, unreached, others] };
     let stranger = Client::to_enrol(&token.controller_url, &token.fingerprint, PATIENCE);
     let stranger = stranger.expect("a client");
     let ask = async |secret: &str| {
@@ -181,12 +182,23 @@ async fn a_host_hears_how_the_controller_sees_it_before_it_joins_and_after() {
     let seen = ask(&token.secret).await.expect("its token counts");
     let not: Vec<_> = seen.unreached.iter().map(|one| one.address).collect();
     assert_eq!((not, seen.site, seen.sites), (vec![unreached], None, vec![]));
+    assert_eq!(seen.untried, [others], "a token lets nobody look at other machines");
+    assert_eq!(seen.unreached[0].why, "no connection");
+    let cluster = &secure.supervisor.cluster;
+    let bind = async |address: &str| {
+        crate::hosts::enrol::bind_token(cluster, &host("home1"), address).await.expect("bound");
+    };
+    bind("127.0.0.3").await;
+    let seen = ask(&token.secret).await.expect("its token counts");
+    assert_eq!(seen.untried, [open, unreached], "the token is for another address");
+    bind("127.0.0.1").await;
     let own = secure.join(&token, HERE).await.expect("the token is still good");
     forbidden(ask(&token.secret).await);
     let client = secure.client(&own);
     client.put::<()>("/v1/hosts/home1", &addresses()).await.expect("it registers");
     let seen: HostSeen = client.post("/v1/hosts/home1/check", &check).await.expect("it is a host");
     assert_eq!((seen.unreached.len(), seen.site), (1, Some(addresses().site)));
+    assert_eq!(seen.untried, [others], "it is not at an address of its certificate");
     client.get::<serde_json::Value>("/v1/hosts/home1").await.expect("a host sees itself");
     forbidden(client.post::<HostSeen>("/v1/hosts/home2/check", &check).await);
     forbidden(client.get::<serde_json::Value>("/v1/hosts/home2").await);

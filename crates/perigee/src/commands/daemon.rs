@@ -70,7 +70,7 @@ async fn keep_reading(told: Option<Told>, mut live: Live) -> Infallible {
             Ok(new) => last = new,
             Err(problem) => tracing::error!("the settings stay as they were: {problem}"),
         }
-        notify::ready("");
+        notify::reloaded();
     }
 }
 

@@ -1,6 +1,7 @@
 //! `perigee host doctor`: looks at this machine as a host, and says what to do about what is wrong. `perigee host join` looks at the same before it
 //! changes anything.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -10,10 +11,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::{Args, Command};
 use nix::sys::statvfs::statvfs;
 use perigee_agent::{Examined, VmUids};
-use perigee_http::{Client, Expected, Identity, Network, PeerIdentity};
+use perigee_http::{Client, Expected, Identity, Network, PeerIdentity, authority_of};
 use perigee_model::enrol::{CheckHost, HostSeen, Unreached};
 use perigee_model::finding::{Finding, Verdict};
 use perigee_model::job::{Host, HostState};
+use perigee_model::limits::CHECKED_ADDRESSES;
 use perigee_model::waiting::in_words;
 use perigee_model::{HostId, Problem, SiteId};
 use tokio::net::TcpListener;
@@ -33,6 +35,7 @@ const ROOM_WARN: u64 = 20 << 30;
 const MTU_LEAST: u32 = 1280;
 const MTU_USUAL: u32 = 1500;
 const ANSWER_MAX: Duration = Duration::from_secs(30);
+const FROM_CONTROLLER: &str = "from the controller";
 
 /// What `perigee host doctor` takes.
 #[derive(Debug, Args)]
@@ -257,17 +260,28 @@ pub fn of_seen(seen: &HostSeen) -> Vec<Finding> {
         apart if apart > CLOCK_WARN => Finding::warning("clock", found, next),
         _ => Finding::good("clock", found),
     };
-    let reached = match seen.unreached.is_empty() {
-        true => vec![Finding::good("from the controller", "it reaches this machine")],
-        false => seen.unreached.iter().map(of_unreached).collect(),
-    };
+    let mut reached: Vec<Finding> = seen.unreached.iter().map(of_unreached).collect();
+    if !seen.untried.is_empty() {
+        let all: Vec<String> = seen.untried.iter().map(ToString::to_string).collect();
+        reached.push(Finding::warning(
+            FROM_CONTROLLER,
+            format!(
+                "it does not know these addresses as this host's, and has not tried them: {}",
+                all.join(", ")
+            ),
+            "after the host has joined with them: perigee host doctor",
+        ));
+    }
+    if reached.is_empty() {
+        reached.push(Finding::good(FROM_CONTROLLER, "it reaches this machine"));
+    }
     [vec![clock], reached].concat()
 }
 
 fn of_unreached(unreached: &Unreached) -> Finding {
     let (address, why) = (unreached.address, &unreached.why);
     Finding::error(
-        "from the controller",
+        FROM_CONTROLLER,
         format!("it can't connect to {address}: {why}"),
         format!(
             "open TCP port {} of this machine for the other hosts and the controller; if they reach it at another address: --address IP",
@@ -319,9 +333,22 @@ async fn ask(
     let hint = "check that the controller runs, and that this machine reaches it";
     let client: Client =
         Network::Tls(Identity::load(identity)?).client(&url, expected, ANSWER_MAX)?.hint(hint);
-    let check = CheckHost { reach: listening.to_vec() };
-    let seen = client.post(&format!("/v1/hosts/{host}/check"), &check).await?;
-    Ok((seen, client.get(&format!("/v1/hosts/{host}")).await?))
+    let known: Host = client.get(&format!("/v1/hosts/{host}")).await?;
+    let registered = authority_of(&known.addresses.agent_url).and_then(|at| at.parse().ok());
+    let check = CheckHost { reach: for_others(listening, registered) };
+    Ok((client.post(&format!("/v1/hosts/{host}/check"), &check).await?, known))
+}
+
+/// Where the controller can try to reach daemons that listen at these addresses, of a host that is registered with that one.
+fn for_others(listening: &[SocketAddr], registered: Option<SocketAddr>) -> Vec<SocketAddr> {
+    let reached = |address: &SocketAddr| match address.ip().to_canonical() {
+        ip if ip.is_loopback() => None,
+        ip if ip.is_unspecified() => Some(SocketAddr::new(registered?.ip(), address.port())),
+        ip => Some(SocketAddr::new(ip, address.port())),
+    };
+    let all: BTreeSet<SocketAddr> = listening.iter().filter_map(reached).collect();
+    let most = usize::try_from(CHECKED_ADDRESSES.max).unwrap_or(usize::MAX);
+    all.into_iter().take(most).collect()
 }
 
 /// Whether the controller uses this host.
@@ -381,6 +408,7 @@ mod tests {
             site: None,
             sites: Vec::new(),
             unreached,
+            untried: Vec::new(),
         };
         assert!(problem(&of_seen(&seen(0, Vec::new()))).is_none());
         let found = of_seen(&seen(600_000, Vec::new()));
@@ -389,6 +417,27 @@ mod tests {
         let address = "10.0.0.2:7001".parse().expect("an address");
         let found = of_seen(&seen(0, vec![Unreached { address, why: "refused".to_owned() }]));
         assert!(problem(&found).expect("an error").why.contains("10.0.0.2:7001: refused"));
+    }
+
+    #[test]
+    fn what_the_controller_has_not_tried_is_neither_reached_nor_an_error() {
+        let untried = vec!["10.0.0.2:7001".parse().expect("an address")];
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        let now_ms = u64::try_from(now.as_millis()).expect("it fits");
+        let (site, sites, unreached) = (None, Vec::new(), Vec::new());
+        let found = of_seen(&HostSeen { now_ms, site, sites, unreached, untried });
+        assert_eq!((found[1].verdict, errors(&found).len()), (Verdict::Warning, 0), "{found:?}");
+    }
+
+    #[test]
+    fn the_controller_is_asked_for_addresses_that_other_machines_can_reach() {
+        let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        let listening = ["0.0.0.0:7001", "127.0.0.1:7003", "[::]:7001", "10.0.0.2:7002"].map(at);
+        let asked = for_others(&listening, Some(at("10.0.0.2:1")));
+        assert_eq!(asked, ["10.0.0.2:7001", "10.0.0.2:7002"].map(at));
+        assert_eq!(for_others(&listening, None), [at("10.0.0.2:7002")]);
+        let many: Vec<SocketAddr> = (1..20).map(|port| ([10, 0, 0, 2], port).into()).collect();
+        CHECKED_ADDRESSES.check(for_others(&many, None).len()).expect("the controller takes them");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use perigee_model::{HostId, Problem, SiteId};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use crate::commands::owner::{self, AsOwner};
+use crate::commands::owner::{self, AsOwner, SOCKET};
 use crate::commands::units;
 use crate::config::{self, Daemon, Wanted};
 use crate::context::Context;
@@ -22,7 +22,6 @@ use crate::output::{self, Column, Format};
 /// The controller's directory.
 pub const STATE: &str = "/var/lib/perigee/controller";
 const FILE: &str = "/etc/perigee/controller.yaml";
-const SOCKET: &str = "unix:/run/perigee/controller.sock";
 const PORT: u16 = 7000;
 
 /// How long a controller may take until it answers.
@@ -46,10 +45,10 @@ pub struct InitArgs {
     #[arg(long, requires = "listen")]
     host: Option<HostId>,
     /// The controller's directory
-    #[arg(long, default_value = STATE, value_name = "DIR")]
+    #[arg(long, default_value = STATE, value_name = "DIR", value_parser = config::absolute)]
     state: PathBuf,
     /// The file that is written for `perigee controller run`
-    #[arg(long, default_value = FILE, value_name = "FILE", requires = "listen")]
+    #[arg(long, default_value = FILE, value_name = "FILE", requires = "listen", value_parser = config::absolute)]
     config: PathBuf,
     /// Do not start the controller
     #[arg(long, requires = "listen")]
@@ -112,7 +111,8 @@ pub async fn run(args: InitArgs, context: &Context, root: &Command) -> Result<()
     };
     config::of_file(root.clone(), Daemon::Controller, &args.config)?;
     let client = Client::new(socket, ANSWER_MAX)?;
-    let not_started = start(&args).await?;
+    // A controller that runs has the settings of before.
+    let not_started = start(&args, if is_missing { "restart" } else { "start" }).await?;
     let is_up = match not_started {
         None => wait(&client).await.map(|()| true)?,
         Some(_) => hosts(&client).await.is_ok(),
@@ -148,8 +148,8 @@ fn wanted(args: &InitArgs, listen: SocketAddr, socket: &str) -> Wanted {
     Wanted { daemon: Daemon::Controller, file: args.config.clone(), settings }
 }
 
-/// Starts the unit; else says why it was not.
-async fn start(args: &InitArgs) -> Result<Option<String>, Problem> {
+/// Starts the unit, with the word of systemctl for it; else says why it was not.
+async fn start(args: &InitArgs, verb: &str) -> Result<Option<String>, Problem> {
     if args.no_start {
         return Ok(Some("--no-start was said".to_owned()));
     }
@@ -158,7 +158,7 @@ async fn start(args: &InitArgs) -> Result<Option<String>, Problem> {
     }
     let missing = units::missing(&[Daemon::Controller]).await?;
     if missing.is_none() {
-        units::start(&[Daemon::Controller], "start").await?;
+        units::start(&[Daemon::Controller], verb).await?;
     }
     Ok(missing)
 }

@@ -39,6 +39,7 @@ const UP_MAX: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// The directory of the daemons' sockets.
 const RUN: &str = "/run/perigee";
+const DAEMONS: [Daemon; 2] = [Daemon::Volume, Daemon::Agent];
 
 /// What `perigee host join` takes.
 #[derive(Debug, Args)]
@@ -47,7 +48,7 @@ pub struct JoinArgs {
     /// other users of this host do not see it]
     token: Option<JoinToken>,
     /// Where this host's certificate and key are put
-    #[arg(long, value_name = "DIR", default_value = IDENTITY_DIR)]
+    #[arg(long, value_name = "DIR", default_value = IDENTITY_DIR, value_parser = config::absolute)]
     identity: PathBuf,
     /// An address of this host for the others; may be given more than once, and the daemons listen at the first one [default: the one that
     /// reaches the controller]
@@ -57,10 +58,10 @@ pub struct JoinArgs {
     #[arg(long)]
     site: Option<SiteId>,
     /// The directory for volumes and images; it is made
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/perigee/pool")]
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/perigee/pool", value_parser = config::absolute)]
     pool: PathBuf,
     /// The directory in which volume.yaml and agent.yaml are written
-    #[arg(long, value_name = "DIR", default_value = DIR)]
+    #[arg(long, value_name = "DIR", default_value = DIR, value_parser = config::absolute)]
     config_dir: PathBuf,
     /// Do not start the daemons
     #[arg(long)]
@@ -83,8 +84,12 @@ pub async fn run(args: JoinArgs, root: &Command) -> Result<(), Problem> {
         true => vec![own_address(&token).await?],
         false => args.address.clone(),
     };
+    let not_started = why_not_started(&args).await?;
+    if not_started.is_none() {
+        plan::check_identity_dir(&args.identity)?;
+    }
     let plan = Plan::new(&args, &token, addresses[0]);
-    let joined = joined_before(&token, &args.identity).await;
+    let joined = joined_before(&token, &args.identity, &addresses).await;
     let seen = look(&plan, &token, joined.as_ref()).await?;
     let files = plan.files(&plan::site(args.site.as_ref(), &seen, &token)?);
     let missing = files.each_ref().map(|file| file.is_missing(root));
@@ -96,23 +101,28 @@ pub async fn run(args: JoinArgs, root: &Command) -> Result<(), Problem> {
         true => enrol(token.clone(), &args.identity, addresses).await?,
         false => output::text(&format!("host {} has joined before", token.host)),
     }
-    for (file, is_missing) in files.iter().zip(missing) {
-        if is_missing {
+    for (file, is_missing) in files.iter().zip(&missing) {
+        if *is_missing {
             file.write()?;
         }
         config::of_file(root.clone(), file.daemon, &file.file)?;
     }
     output::text(&format!("the settings of its daemons are in {}", args.config_dir.display()));
-    match start(&args, is_new).await? {
-        Some(why) => by_hand(&args, &why),
-        None => tell(&wait(&args, &token).await?),
+    if let Some(why) = not_started {
+        by_hand(&args, &why);
+        return Ok(());
     }
+    // Daemons that run have the certificate and the settings of before.
+    let verb = if is_new || missing.contains(&true) { "restart" } else { "start" };
+    units::start(&DAEMONS, verb).await?;
+    tell(&wait(&args, &token).await?);
     Ok(())
 }
 
-/// A client with the certificate that an earlier join of the same host has got, if that still counts.
-async fn joined_before(token: &JoinToken, identity: &Path) -> Option<Client> {
+/// A client with the certificate that an earlier join of the same host with these addresses has got, if that still counts.
+async fn joined_before(token: &JoinToken, identity: &Path, addresses: &[IpAddr]) -> Option<Client> {
     let client = client_of(token, identity).ok()?;
+    Identity::load(identity).ok().filter(|own| own.names(addresses))?;
     let check = CheckHost { reach: Vec::new() };
     let path = format!("/v1/hosts/{}/check", token.host);
     client.post::<HostSeen>(&path, &check).await.ok().map(|_| client)
@@ -141,7 +151,8 @@ async fn look(
     joined: Option<&Client>,
 ) -> Result<HostSeen, Problem> {
     let daemons = plan.listening();
-    let listening = Listening::at(&daemons, plan.is_there()).await;
+    let is_there = plan.is_there() || units::is_any_active(&DAEMONS).await?;
+    let listening = Listening::at(&daemons, is_there).await;
     let (host, check) = (token.host.clone(), CheckHost { reach: daemons.to_vec() });
     let seen: HostSeen = match joined {
         Some(client) => client.post(&format!("/v1/hosts/{host}/check"), &check).await?,
@@ -172,21 +183,15 @@ fn make_directories(args: &JoinArgs) -> Result<(), Problem> {
     private_directory(&args.pool)
 }
 
-/// Starts the units; else says why they were not started.
-async fn start(args: &JoinArgs, is_new: bool) -> Result<Option<String>, Problem> {
+/// Why the units will not be started, if they will not be.
+async fn why_not_started(args: &JoinArgs) -> Result<Option<String>, Problem> {
     if args.no_start {
         return Ok(Some("--no-start was said".to_owned()));
     }
     if args.config_dir != Path::new(DIR) {
         return Ok(Some(format!("the units read the files in {DIR}")));
     }
-    let daemons = [Daemon::Volume, Daemon::Agent];
-    let missing = units::missing(&daemons).await?;
-    if missing.is_none() {
-        // Daemons that run have the certificate of before.
-        units::start(&daemons, if is_new { "restart" } else { "start" }).await?;
-    }
-    Ok(missing)
+    units::missing(&DAEMONS).await
 }
 
 fn by_hand(args: &JoinArgs, why: &str) {
@@ -194,7 +199,7 @@ fn by_hand(args: &JoinArgs, why: &str) {
     if !Path::new(RUN).is_dir() {
         output::text(&format!("    install -d -m 0755 {RUN}"));
     }
-    for daemon in [Daemon::Volume, Daemon::Agent] {
+    for daemon in DAEMONS {
         let config = match args.config_dir == Path::new(DIR) {
             true => String::new(),
             false => format!(" --config {}", daemon.file_in(&args.config_dir).display()),

@@ -1,15 +1,24 @@
 //! The user to whom a controller's directory belongs. The package's unit runs the controller as the user `perigee`; root works on the files in
 //! its directory as that user, so that the controller can use what root has made there.
 
+use std::ffi::OsString;
 use std::fs::File;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt, lchown};
+use std::io::ErrorKind;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use nix::unistd::{Gid, Uid, User, setegid, seteuid};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, open, openat};
+use nix::sys::stat::Mode;
+use nix::unistd::{Gid, Uid, User, fchown, fchownat, setegid, seteuid};
 use perigee_model::Problem;
 
 /// As whom the package's unit runs the controller.
 const USER: &str = "perigee";
+/// Where that controller listens for the commands of this machine.
+pub const SOCKET: &str = "unix:/run/perigee/controller.sock";
 
 /// Until it is dropped, this process acts as the user to whom a directory belongs, if it is root's process.
 pub struct AsOwner {
@@ -62,6 +71,10 @@ pub fn make_for_unit(state: &Path) -> Result<(), Problem> {
     let what = || format!("can't give {} to the user {USER}", state.display());
     let failed = |e: std::io::Error| Problem::internal(what(), e);
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(state).map_err(failed)?;
+    let is_used = File::open(state.join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
+    if !is_used {
+        remove_left(Path::new(SOCKET.trim_start_matches("unix:"))).map_err(failed)?;
+    }
     match std::fs::metadata(state).map_err(failed)?.uid() {
         0 => {}
         uid if uid == user.uid.as_raw() => return Ok(()),
@@ -70,9 +83,7 @@ pub fn make_for_unit(state: &Path) -> Result<(), Problem> {
                 .next(format!("chown -R {USER}: {}", state.display())));
         }
     }
-    if let Ok(lock) = File::open(state.join("lock"))
-        && lock.try_lock().is_err()
-    {
+    if is_used {
         return Err(Problem::conflict(what(), "a controller that root has started uses it")
             .next("stop that controller, and run this command again"));
     }
@@ -93,15 +104,45 @@ pub fn give_for_unit(state: &Path) -> Result<(), Problem> {
     given.map_err(|e| Problem::internal(format!("can't give {} to its owner", state.display()), e))
 }
 
-/// Gives a directory and all below it to a user. Links are not followed.
+/// Removes a socket of root on which nobody listens. In a directory with the sticky bit, the user of the unit could not replace it.
+fn remove_left(socket: &Path) -> std::io::Result<()> {
+    let is_roots = std::fs::symlink_metadata(socket)
+        .is_ok_and(|meta| meta.file_type().is_socket() && meta.uid() == 0);
+    match UnixStream::connect(socket) {
+        Err(error) if is_roots && error.kind() == ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(socket)
+        }
+        _ => Ok(()),
+    }
+}
+
+const DIRECTORY: OFlag = OFlag::O_DIRECTORY.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
+
+/// Gives a directory and all below it to a user. Links are not followed. The directory comes last: until then it is not the user's, and this can be
+/// done again.
 fn give(dir: &Path, uid: Uid, gid: Gid) -> std::io::Result<()> {
-    let mut todo = vec![dir.to_owned()];
-    while let Some(path) = todo.pop() {
-        lchown(&path, Some(uid.as_raw()), Some(gid.as_raw()))?;
-        if std::fs::symlink_metadata(&path)?.is_dir() {
-            for entry in std::fs::read_dir(&path)? {
-                todo.push(entry?.path());
+    let opened = open(dir, DIRECTORY, Mode::empty())?;
+    give_below(&opened, uid, gid)?;
+    Ok(fchown(opened, Some(uid), Some(gid))?)
+}
+
+fn give_below(dir: &OwnedFd, uid: Uid, gid: Gid) -> std::io::Result<()> {
+    let listed = std::fs::read_dir(format!("/proc/self/fd/{}", dir.as_raw_fd()))?;
+    // One open file for each directory on the way down is enough.
+    let names: Result<Vec<OsString>, _> =
+        listed.map(|entry| entry.map(|entry| entry.file_name())).collect();
+    for name in names? {
+        match openat(dir, name.as_os_str(), DIRECTORY, Mode::empty()) {
+            Ok(below) => {
+                give_below(&below, uid, gid)?;
+                fchown(below, Some(uid), Some(gid))?;
             }
+            // It is a file, or a link.
+            Err(Errno::ENOTDIR | Errno::ELOOP) => {
+                let link = AtFlags::AT_SYMLINK_NOFOLLOW;
+                fchownat(dir, name.as_os_str(), Some(uid), Some(gid), link)?;
+            }
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(())
@@ -120,7 +161,7 @@ pub fn make_passable(dir: &Path) -> Result<(), Problem> {
     made.map_err(|e| {
         let what = format!("can't make the directory {}", dir.display());
         match e.kind() {
-            std::io::ErrorKind::PermissionDenied => {
+            ErrorKind::PermissionDenied => {
                 Problem::forbidden(what, e).next("run this command as root")
             }
             _ => Problem::internal(what, e),
@@ -130,7 +171,54 @@ pub fn make_passable(dir: &Path) -> Result<(), Problem> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{lchown, symlink};
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+
+    #[test]
+    fn what_is_given_is_all_below_a_directory_and_no_end_of_a_link() {
+        if !Uid::effective().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let (state, outside) = (dir.path().join("state"), dir.path().join("outside"));
+        std::fs::create_dir_all(state.join("a/b")).expect("directories");
+        std::fs::create_dir(&outside).expect("a directory");
+        std::fs::write(state.join("a/b/file"), "").expect("a file");
+        std::fs::write(outside.join("file"), "").expect("a file");
+        symlink(&outside, state.join("a/link")).expect("a link");
+        let id = (Uid::from_raw(12345), Gid::from_raw(12346));
+        give(&state, id.0, id.1).expect("root may");
+        let owner = |path: &Path| {
+            let meta = std::fs::symlink_metadata(path).expect("it is there");
+            (meta.uid(), meta.gid())
+        };
+        for given in ["", "a", "a/b", "a/b/file", "a/link"] {
+            assert_eq!(owner(&state.join(given)), (12345, 12346), "{given:?}");
+        }
+        for kept in [outside.clone(), outside.join("file")] {
+            assert_eq!(owner(&kept).0, 0, "{kept:?}");
+        }
+        let link = dir.path().join("link");
+        symlink(&outside, &link).expect("a link");
+        give(&link, id.0, id.1).expect_err("it is a link");
+        assert_eq!(owner(&outside).0, 0);
+    }
+
+    #[test]
+    fn only_a_socket_on_which_nobody_listens_is_removed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (socket, file) = (dir.path().join("socket"), dir.path().join("file"));
+        std::fs::write(&file, "").expect("a file");
+        let listener = UnixListener::bind(&socket).expect("a socket");
+        remove_left(&socket).expect("nothing is done");
+        remove_left(&file).expect("nothing is done");
+        assert!(socket.exists() && file.exists());
+        drop(listener);
+        remove_left(&socket).expect("it is removed");
+        assert_eq!(socket.exists(), !Uid::effective().is_root(), "only root's is");
+    }
 
     #[test]
     fn what_root_makes_in_a_directory_of_another_user_belongs_to_that_user() {

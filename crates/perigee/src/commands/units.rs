@@ -32,6 +32,19 @@ pub async fn missing(daemons: &[Daemon]) -> Result<Option<String>, Problem> {
     Ok(None)
 }
 
+/// Whether systemd runs one of these daemons.
+///
+/// # Errors
+/// If systemctl can't be run.
+pub async fn is_any_active(daemons: &[Daemon]) -> Result<bool, Problem> {
+    if !Path::new(SYSTEMD).is_dir() {
+        return Ok(false);
+    }
+    let units: Vec<String> = daemons.iter().map(|daemon| daemon.unit()).collect();
+    let names: Vec<&str> = units.iter().map(String::as_str).collect();
+    Ok(systemctl(&[&["is-active", "--quiet"][..], &names].concat()).await?.is_ok())
+}
+
 /// Has the daemons run from now on and after each boot. `verb` is `start` or `restart`.
 ///
 /// # Errors

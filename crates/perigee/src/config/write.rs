@@ -90,6 +90,14 @@ impl Wanted {
     }
 }
 
+/// A path for such a file, whose daemon runs in another directory than the user.
+///
+/// # Errors
+/// If there is no such path.
+pub fn absolute(text: &str) -> Result<PathBuf, String> {
+    std::path::absolute(text).map_err(|error| error.to_string())
+}
+
 /// Makes the directory of such files, which every user may read. One that is there stays as it is.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ use super::JoinArgs;
 use crate::commands::agent::STATE;
 use crate::commands::doctor::Machine;
 use crate::commands::network::IDENTITY_DIR;
-use crate::config::{Daemon, Wanted};
+use crate::config::{DIR, Daemon, Wanted};
 
 /// The site of a cluster's first host, if nothing is said of sites.
 const FIRST_SITE: &str = "home";
@@ -53,7 +53,7 @@ impl Plan {
 
     /// Whether this machine is a host already, whose daemons may run.
     pub fn is_there(&self) -> bool {
-        Daemon::Agent.file_in(&self.config_dir).exists()
+        [Daemon::Volume, Daemon::Agent].iter().any(|one| one.file_in(&self.config_dir).exists())
     }
 
     /// What is looked at.
@@ -101,6 +101,24 @@ impl Plan {
     }
 }
 
+/// Where the units let no daemon write, or where not both of them see the same: `ProtectSystem=`, `ProtectHome=` and `PrivateTmp=`.
+const NOT_IN_UNITS: [&str; 9] =
+    ["/boot", "/efi", "/etc", "/home", "/root", "/run/user", "/tmp", "/usr", "/var/tmp"];
+
+/// Whether the agent's unit can renew the certificate in this directory.
+///
+/// # Errors
+/// `Invalid` if it can't.
+pub fn check_identity_dir(dir: &Path) -> Result<(), Problem> {
+    let closed = NOT_IN_UNITS.iter().find(|closed| dir.starts_with(closed));
+    let Some(closed) = closed.filter(|_| !dir.starts_with(DIR)) else { return Ok(()) };
+    let what = format!("can't keep this host's certificate in {}", dir.display());
+    let why = format!("the units of the daemons may not write below {closed}");
+    Err(Problem::invalid(what, why).next(format!(
+        "leave --identity out, for {IDENTITY_DIR}, or name a directory elsewhere, as /var/lib/perigee/identity; or with --no-start: allow it with `systemctl edit`, and start the daemons yourself"
+    )))
+}
+
 /// The site where the host is.
 ///
 /// # Errors
@@ -129,7 +147,31 @@ mod tests {
             site: site.map(name),
             sites: sites.iter().map(|site| name(site)).collect(),
             unreached: Vec::new(),
+            untried: Vec::new(),
         }
+    }
+
+    #[test]
+    fn one_file_of_a_daemon_says_that_a_machine_is_a_host_already() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let plan = Plan {
+            host: HostId::new("home1").expect("a name"),
+            controller_url: "https://10.0.0.1:7000".to_owned(),
+            ip: [10, 0, 0, 2].into(),
+            pool: PathBuf::from("/pool"),
+            identity: PathBuf::from(IDENTITY_DIR),
+            config_dir: dir.path().to_owned(),
+        };
+        assert!(!plan.is_there());
+        std::fs::write(dir.path().join("volume.yaml"), "").expect("a file");
+        assert!(plan.is_there());
+    }
+
+    #[test]
+    fn a_certificate_is_not_put_where_the_agents_unit_can_not_renew_it() {
+        let is_good = |dir: &str| check_identity_dir(Path::new(dir)).is_ok();
+        assert!(["/etc/perigee/identity", "/var/lib/id", "/srv/etc"].into_iter().all(is_good));
+        assert!(!["/etc/pki/perigee", "/etc/perigee2", "/root/id"].into_iter().any(is_good));
     }
 
     #[test]
