@@ -484,7 +484,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 81] = [
+    const ALL: [&Limit; 82] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,

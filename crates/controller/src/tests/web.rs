@@ -567,7 +567,7 @@ async fn the_end_of_a_log_is_shown_wherever_its_lines_are() {
     site.tenants.lab.wait_for_vm(home, &vm).await;
     home.say(&vm, GuestBody::Started);
     for number in 0..1700 {
-        home.say(&vm, GuestBody::log(LogStream::Stdout, &format!("line {number}.")));
+        home.say(&vm, GuestBody::log(LogStream::Stdout, format!("line {number}.")));
     }
     let cookie = site.cookie("acme/amy").await;
     let page = async || site.get(&cookie, "/jobs/q-0001").await.body;

@@ -346,7 +346,7 @@ mod tests {
         let soon = Duration::from_millis(10);
         let (answer, hangs) = mpsc::channel::<()>();
         let hung = target.run_within(&waiting, soon, move || {
-            drop(hangs.recv());
+            let _ended = hangs.recv();
             Ok(())
         });
         let hung = hung.await.expect_err("no answer");
