@@ -48,8 +48,8 @@ impl BackupTarget {
             let why = "it is neither the absolute path of a directory nor s3://BUCKET/PREFIX";
             return Err(Problem::invalid(what, why));
         }
-        let below = self.address.trim_start_matches(S3);
-        let below = below.strip_prefix('/').unwrap_or(below);
+        let start = if is_path { "/" } else { S3 };
+        let below = self.address.strip_prefix(start).unwrap_or_default();
         if below.split('/').any(|name| matches!(name, "" | "." | "..")) {
             let why = "a part of it is empty, `.` or `..`";
             return Err(Problem::invalid(what, why).next("write the address without that"));

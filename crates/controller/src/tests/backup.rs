@@ -195,6 +195,7 @@ async fn a_backup_that_was_cut_off_or_changed_restores_nothing() {
 #[tokio::test]
 async fn a_backup_is_of_one_moment_while_the_controller_writes() {
     let state = tempfile::tempdir().expect("a directory");
+    crate::authority(state.path()).expect("an authority");
     let store = SqliteStore::open(&state.path().join("state.db")).expect("a store");
     let put = async |key: &str, value: u64| {
         let present = store.get(key).await.expect("read").map(|entry| entry.revision);
