@@ -48,15 +48,18 @@ async fn unneeded(
         if needed.contains(&layer) {
             continue;
         }
-        let parent = match reading.index_of(layer).await {
-            Ok(index) => index.and_then(|index| index.parent),
-            // Nothing can be said to stand on another layer through this one.
-            Err(problem) if problem.kind == ProblemKind::Conflict => None,
-            Err(problem) => return Err(problem),
-        };
-        parents.insert(layer, parent);
+        parents.insert(layer, parent_of(&reading, layer).await?);
     }
     Ok(topmost_first(parents))
+}
+
+/// The layer on which this one stands at the target. Nothing can be said to stand on another layer through a damaged index.
+async fn parent_of(reading: &Reading<'_>, layer: LayerId) -> Result<Option<LayerId>, Problem> {
+    match reading.index_of(layer).await {
+        Ok(index) => Ok(index.and_then(|index| index.parent)),
+        Err(problem) if problem.kind == ProblemKind::Conflict => Ok(None),
+        Err(problem) => Err(problem),
+    }
 }
 
 fn topmost_first(mut parents: BTreeMap<LayerId, Option<LayerId>>) -> Vec<LayerId> {
@@ -83,9 +86,11 @@ fn topmost_first(mut parents: BTreeMap<LayerId, Option<LayerId>>) -> Vec<LayerId
     ordered
 }
 
-/// The layers of all backups at the target.
+/// The layers of all backups at the target: those that manifests name, and those on which these stand by their indexes, which say what is
+/// read. No layer is followed twice.
 async fn needed(target: &Target, work: &Arc<Work>) -> Result<BTreeSet<LayerId>, Problem> {
-    let (reading, mut needed) = (Reading { target, work }, BTreeSet::new());
+    let reading = Reading { target, work };
+    let (mut named, mut followed) = (BTreeSet::new(), BTreeSet::new());
     for name in target.names(MANIFESTS).await? {
         let Ok(name) = BackupName::new(name) else { continue };
         let manifest = match reading.manifest(&name).await {
@@ -93,13 +98,14 @@ async fn needed(target: &Target, work: &Arc<Work>) -> Result<BTreeSet<LayerId>, 
             Err(problem) if problem.kind == ProblemKind::NotFound => continue,
             manifest => manifest?,
         };
-        needed.extend(manifest.layers.iter().map(|layer| layer.layer));
-        // The indexes say what is read. A damaged one may say less than the manifest, never more.
-        if let Ok(indexes) = reading.indexes(&manifest).await {
-            needed.extend(indexes.iter().map(|index| index.layer));
+        named.extend(manifest.layers.iter().map(|layer| layer.layer));
+        let mut next = manifest.layers.first().map(|layer| layer.layer);
+        while let Some(layer) = next.filter(|layer| followed.insert(*layer)) {
+            next = parent_of(&reading, layer).await?;
         }
     }
-    Ok(needed)
+    named.append(&mut followed);
+    Ok(named)
 }
 
 #[cfg(test)]
