@@ -502,6 +502,14 @@ async fn an_s3_store_is_a_target_as_a_directory_is() {
     let delete = DeleteBackup { backup: asked("first").name, at: to.clone() };
     let _: () =
         server.control.post_long("/v1/backups/delete", &delete, |_| {}).await.expect("deleted");
+    let new = CreateVolume::new("kept".parse().expect("a name"), Some(MIB), VolumeSource::Empty);
+    let new = CreateVolume { leave_site: LeaveSite::Never, ..new };
+    let _: VolumeInfo = server.control.post("/v1/volumes", &new).await.expect("a volume");
+    let third = asked("third");
+    let leaves =
+        server.control.post_long::<ShippedBackup>("/v1/volumes/kept/backup", &third, |_| {});
+    let refused = leaves.await.expect_err("it would leave its site");
+    assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
     let (tenant, leave_site) = (TenantName::default(), LeaveSite::Allowed);
     let ask = RestoreVolume { backup, from: to, tenant, leave_site };
     let restored = server.control.post_long::<VolumeInfo>("/v1/volumes/copy/restore", &ask, |_| {});

@@ -15,6 +15,7 @@ use super::{BACKUPS_PREFIX, BackupRecord, backup_key, list, reader};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::records::Owned;
+use crate::storage::moves::in_words;
 use crate::storage::volumes;
 
 /// The longest pause between two tries; doubled each time up to this.
@@ -50,7 +51,8 @@ pub async fn drive(cluster: Arc<Cluster>, name: BackupName) -> Result<(), Proble
             },
         };
         run.stop_asking().await?;
-        if run.has_begun {
+        // A whole backup puts everything again at each try, so what it has put is no progress.
+        if run.has_begun && !run.record.value.whole {
             (pause, failing_since) = (cluster.timing.poll, None);
         }
         let since = *failing_since.get_or_insert_with(Instant::now);
@@ -240,9 +242,4 @@ impl Run<'_> {
         self.view().problem = words;
         self.record.save().await
     }
-}
-
-fn in_words(problem: &Problem) -> String {
-    let next = if problem.next.is_empty() { String::new() } else { format!("; {}", problem.next) };
-    format!("{}: {}{next}", problem.what, problem.why)
 }

@@ -360,7 +360,8 @@ fn may_pass(problem: &Problem) -> bool {
     matches!(problem.kind, ProblemKind::Unavailable | ProblemKind::Internal)
 }
 
-fn in_words(problem: &Problem) -> String {
+/// A problem in one line.
+pub(crate) fn in_words(problem: &Problem) -> String {
     match problem.next.is_empty() {
         true => format!("{}: {}", problem.what, problem.why),
         false => format!("{}: {}; {}", problem.what, problem.why, problem.next),
