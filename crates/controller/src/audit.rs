@@ -6,7 +6,7 @@
 //! is in the file of the tenant `default`. Bodies are never written, so no token, secret or content is.
 
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -114,22 +114,18 @@ impl Audit {
     /// When the file can't be read.
     pub fn last(&self, tenant: &TenantName, since_ms: u64) -> Result<Vec<AuditEntry>, Problem> {
         let unread = |error: io::Error| Problem::internal("can't read the audit log", error);
-        let file = match File::open(self.path(tenant)) {
+        let mut file = match File::open(self.path(tenant)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(unread(error)),
         };
         let from = file.metadata().map_err(unread)?.len().saturating_sub(TAIL_BYTES);
-        let mut tail = vec![0; usize::try_from(TAIL_BYTES).unwrap_or_default()];
-        let mut read = 0;
-        while read < tail.len() {
-            match file.read_at(&mut tail[read..], from + read as u64).map_err(unread)? {
-                0 => break,
-                more => read += more,
-            }
-        }
+        let mut tail = Vec::new();
+        file.seek(SeekFrom::Start(from))
+            .and_then(|_| file.take(TAIL_BYTES).read_to_end(&mut tail))
+            .map_err(unread)?;
         // Of a line that begins before this a part would be read, which is no entry either.
-        let lines = tail[..read].split(|byte| *byte == b'\n');
+        let lines = tail.split(|byte| *byte == b'\n');
         let entries = lines.filter_map(|line| serde_json::from_slice::<AuditEntry>(line).ok());
         Ok(entries.filter(|entry| entry.at_ms >= since_ms).collect())
     }

@@ -6,7 +6,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use perigee_http::certificate::now_ms;
 use perigee_model::enrol::{CheckHost, HostSeen, Unreached};
 use perigee_model::limits::CHECKED_ADDRESSES;
 use perigee_model::{HostId, Problem, SiteId};
@@ -14,6 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::enrol;
+use crate::clock::now_ms;
 use crate::cluster::Cluster;
 
 /// A packet that a firewall drops is not answered.

@@ -85,3 +85,16 @@ pub fn router(cluster: Arc<Cluster>) -> Router {
         .layer(from_fn(answer::finish));
     api::router(cluster).merge(pages)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{actions, pages};
+    use crate::api::cookie;
+
+    #[test]
+    fn a_cookie_counts_for_each_page_and_each_action() {
+        for path in pages::PATHS.iter().chain(&actions::PATHS) {
+            assert!(cookie::is_page(path), "{path}");
+        }
+    }
+}

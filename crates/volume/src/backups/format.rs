@@ -156,6 +156,16 @@ pub struct Run {
     pub is_zero: bool,
 }
 
+/// Adds blocks behind those that are there, as one run with the last if they continue it.
+pub fn push(runs: &mut Vec<Run>, run: Run) {
+    match runs.last_mut() {
+        Some(last) if last.is_zero == run.is_zero && last.blocks.end == run.blocks.start => {
+            last.blocks.end = run.blocks.end;
+        }
+        _ => runs.push(run),
+    }
+}
+
 impl Run {
     pub fn length_bytes(&self) -> u64 {
         (self.blocks.end - self.blocks.start) * BLOCK_BYTES
@@ -199,12 +209,7 @@ impl PieceBuilder {
     }
 
     fn add(&mut self, blocks: Range<u64>, is_zero: bool) {
-        match self.runs.last_mut() {
-            Some(last) if last.is_zero == is_zero && last.blocks.end == blocks.start => {
-                last.blocks.end = blocks.end;
-            }
-            _ => self.runs.push(Run { blocks, is_zero }),
-        }
+        push(&mut self.runs, Run { blocks, is_zero });
     }
 
     pub fn finish(self) -> Vec<u8> {

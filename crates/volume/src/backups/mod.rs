@@ -30,7 +30,7 @@ use perigee_store::{Pool, Work, io_problem};
 
 use format::{
     FORMAT, LayerIndex, Manifest, NamedLayer, Piece, PieceBuilder, Run, index_key, layer_prefix,
-    manifest_key, piece_name, sha256, with_checksum,
+    manifest_key, piece_name, push, sha256, with_checksum,
 };
 use restore::Reading;
 use target::Target;
@@ -281,13 +281,7 @@ async fn runs_of(device: &dyn Device) -> Result<Vec<Run>, IoError> {
             if extent.hole && !extent.zero {
                 continue;
             }
-            let is_zero = extent.hole;
-            match runs.last_mut() {
-                Some(last) if last.is_zero == is_zero && last.blocks.end == blocks.start => {
-                    last.blocks.end = blocks.end;
-                }
-                _ => runs.push(Run { blocks, is_zero }),
-            }
+            push(&mut runs, Run { blocks, is_zero: extent.hole });
         }
         if at == begun {
             return Err(io::Error::other("a layer does not say what it has").into());
