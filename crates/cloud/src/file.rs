@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(ec2.egress_per_gib_micros.map(u64::from), Some(90_000));
         assert_eq!(ec2.disk_per_gib_month_micros.map(u64::from), Some(95_200));
         assert_eq!(ec2.as_of_unix_s, 1_795_910_400);
-        assert_eq!(ec2.credentials, Source::File("/etc/perigee/aws".into()));
+        assert_eq!(ec2.credentials, Source::File("/etc/perigee/controller-aws".into()));
         for empty in ["", "{}"] {
             assert!(providers(empty).expect("none").is_empty());
         }
