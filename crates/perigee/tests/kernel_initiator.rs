@@ -127,16 +127,21 @@ impl Guest {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Waits until the guest has said that it has done something.
-    fn until(&self, what: &str) {
+    /// Waits until the guest has said that it has done something. If it does not, the server is asked too, for the message.
+    fn until(&self, what: &str, server: &Server) {
         let started = Instant::now();
         loop {
             let said = self.said();
             if said.contains(&format!("initiator: {what}")) {
                 return;
             }
-            assert!(!said.contains("initiator: failed"), "{said}");
-            assert!(started.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what:?}: {said}");
+            if said.contains("initiator: failed") {
+                panic!("{said}\nthe server: {:?}", server.ask(&["info", VOLUME]));
+            }
+            if started.elapsed() >= PATIENCE {
+                let answer = server.ask(&["info", VOLUME]);
+                panic!("waited {PATIENCE:?} for {what:?}: {said}\nthe server: {answer:?}");
+            }
             std::thread::sleep(Duration::from_millis(100));
         }
     }
@@ -177,9 +182,9 @@ fn linux_s_initiator_does_not_notice_that_the_server_is_killed_and_notices_that_
     let portal = format!("10.0.2.2:{}", address.port());
     let guest = Guest::start(&image, dir.path(), &portal);
     for proof in ["no proof", "a wrong secret", "a target without the secret"] {
-        guest.until(&format!("refused: {proof}"));
+        guest.until(&format!("refused: {proof}"), &server);
     }
-    guest.until("mounted");
+    guest.until("mounted", &server);
     // fio writes for twenty seconds and more.
     for _ in 0..2 {
         std::thread::sleep(Duration::from_secs(3));
@@ -189,10 +194,10 @@ fn linux_s_initiator_does_not_notice_that_the_server_is_killed_and_notices_that_
         server.start();
     }
     for step in ["verified", "unmounted", "checked", "logged out", "has dirty pages"] {
-        guest.until(step);
+        guest.until(step, &server);
     }
     server.kill();
-    guest.until("waits for the server");
+    guest.until("waits for the server", &server);
     server.make_anew(VOLUME);
     for step in [
         "refused: the old volume's pages",
@@ -200,7 +205,7 @@ fn linux_s_initiator_does_not_notice_that_the_server_is_killed_and_notices_that_
         "the new volume has nothing of the old one",
         "done",
     ] {
-        guest.until(step);
+        guest.until(step, &server);
     }
     let info = server.ask(&["info", VOLUME]);
     let info: serde_json::Value = serde_json::from_slice(&info.stdout).expect("JSON");

@@ -40,17 +40,33 @@ impl System {
     }
 
     async fn rental(&self, what: &str, is_it: impl Fn(&Rental) -> bool) -> Checked<Rental> {
-        until_within(PATIENCE, &format!("a rental {what}"), async || {
+        // What was said of the queue, in its order.
+        let mut said: Vec<String> = Vec::new();
+        let what = format!("a rental {what}");
+        let found = until_within(PATIENCE, &what, async || {
             let all: Vec<Rental> = self.get("/v1/rentals").await?;
-            let rental = all.iter().find(|rental| is_it(rental)).cloned();
-            if rental.is_none() {
-                let shown: Renting = self.get("/v1/renting").await?;
-                let why = format!("{all:?} {} {:?}", shown.nothing_because, shown.not_known);
-                return Err(failed(why));
+            if let Some(rental) = all.iter().find(|rental| is_it(rental)) {
+                return Ok(Some(rental.clone()));
             }
-            Ok(rental)
-        })
-        .await
+            let shown: Renting = self.get("/v1/renting").await?;
+            let states: Vec<RentalState> = all.iter().map(|rental| rental.state).collect();
+            let jobs: Vec<Job> = self.get("/v1/jobs").await?;
+            let waiting = jobs.iter().filter(|job| !job.state.is_final());
+            let mut waits: Vec<&str> = waiting.map(|job| job.reason.as_str()).collect();
+            waits.sort_unstable();
+            waits.dedup();
+            let ended = jobs.iter().filter(|job| job.state.is_final()).count();
+            let why = format!(
+                "rentals {states:?}, {ended} jobs have ended, the others: {waits:?}; {} {:?}",
+                shown.nothing_because, shown.not_known
+            );
+            if said.last() != Some(&why) {
+                said.push(why);
+            }
+            Ok(None)
+        });
+        let found = found.await;
+        found.map_err(|problem| failed(format!("{problem}: {}", said.join("\n"))))
     }
 
     async fn ends_at(&self, rented: &HostId) -> Checked<Job> {
