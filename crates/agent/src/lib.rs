@@ -106,6 +106,7 @@ use perigee_model::vm::HostAddresses;
 pub use config::{Config, Leased};
 pub use examine::{Examined, examine};
 pub use notices::METADATA;
+pub use register::machine_goes_down;
 pub use user_networks::GuestsReach;
 pub use users::VmUids;
 

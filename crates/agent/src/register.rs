@@ -77,7 +77,7 @@ pub async fn say_stop(controller: Result<Client, Problem>, host: &HostId) {
 }
 
 /// Whether systemd stops everything. Where there is none, who stops the agent alone is a person.
-async fn machine_goes_down() -> bool {
+pub async fn machine_goes_down() -> bool {
     let asked = tokio::process::Command::new("systemctl").arg("is-system-running").output();
     match tokio::time::timeout(ANSWER_MAX, asked).await {
         Ok(Ok(answer)) => answer.stdout.starts_with(b"stopping"),

@@ -15,6 +15,9 @@ pub struct Drain {
     pub asked_ms: u64,
     /// Who asked, as the audit log names them.
     pub by: String,
+    /// The boot of the host for which it holds: it is called off when the host has booted again. `None`: until somebody calls it off.
+    #[serde(default)]
+    pub boot_id: Option<String>,
 }
 
 /// Drains a host.

@@ -92,6 +92,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::ThisHost, "PUT",    "/v1/hosts/{host}"),
     (May::ThisHost, "POST",   "/v1/hosts/{host}/certificate"),
     (May::ThisHost, "POST",   "/v1/hosts/{host}/stops"),
+    (May::ThisHost, "POST",   "/v1/hosts/{host}/shuts-down"),
     (May::Host,     "GET",    "/v1/revoked"),
     (May::Member,   "GET",    "/v1/me"),
     (May::Member,   "GET",    "/v1/openapi.json"),

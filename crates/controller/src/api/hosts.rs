@@ -36,6 +36,13 @@ pub async fn stops(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<()
     json(())
 }
 
+/// The machine is about to go down: what is there leaves first, as in a drain. It is called off when the host has booted again.
+#[utoipa::path(post, path = "/hosts/{host}/shuts-down", tag = "hosts", params(("host" = String, Path)),
+    responses((status = 200)))]
+pub async fn shuts_down(State(cluster): Shared, Name(host): Name<HostId>) -> Reply<()> {
+    json(to_its_end(async move { drain::shuts_down(&cluster, &host).await }).await?)
+}
+
 /// After a restore of the controller: the host is not waited for any more. What it has since the backup is not known.
 #[utoipa::path(post, path = "/hosts/{host}/give-up", tag = "hosts",
     params(("host" = String, Path)), responses((status = 200)))]

@@ -81,6 +81,7 @@ fn cluster_routes() -> Routes {
         .routes(routes!(balance::set_balance))
         .routes(routes!(hosts::set_place))
         .routes(routes!(hosts::stops))
+        .routes(routes!(hosts::shuts_down))
         .routes(routes!(hosts::list))
         .routes(routes!(enrol::token))
         .routes(routes!(enrol::enrol))

@@ -35,6 +35,13 @@ impl Hosts {
         drained.map(|(id, _)| id.clone()).collect()
     }
 
+    /// The hosts that are to be drained only as long as they are in the boot with this id.
+    pub fn drained_for_a_boot(&self) -> Vec<(HostId, String)> {
+        let known = self.lock();
+        let of_boot = |known: &HostEntry| known.drain.as_ref()?.boot_id.clone();
+        known.iter().filter_map(|(id, known)| Some((id.clone(), of_boot(known)?))).collect()
+    }
+
     /// The hosts whose provider takes them back, as they last said, and that are not drained yet.
     pub fn taken_back(&self) -> Vec<(HostId, HostNotice)> {
         let known = self.lock();

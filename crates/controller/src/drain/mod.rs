@@ -62,11 +62,8 @@ pub async fn drain(
     ask: DrainHost,
 ) -> Result<HostDrain, Problem> {
     cluster.hosts.get(host)?;
-    if !ask.dry_run && cluster.hosts.drain(host).is_none() {
-        set(cluster, host, Some(Drain { asked_ms: now_ms(), by })).await?;
-        tracing::info!("host {host} is drained from now on");
-        // Jobs that wait may wait for it.
-        cluster.index.changed.notify_one();
+    if !ask.dry_run {
+        begin(cluster, host, Drain { asked_ms: now_ms(), by, boot_id: None }).await?;
     }
     let left = plan(&facts::gather(cluster, host).await?);
     if !ask.dry_run {
@@ -75,6 +72,34 @@ pub async fn drain(
     }
     let (asked, left) = (cluster.hosts.drain(host), Some(left));
     Ok(HostDrain { asked, left, keeps: facts::keeps(cluster, host).await? })
+}
+
+/// A host that is drained already stays as it is.
+async fn begin(cluster: &Cluster, host: &HostId, drain: Drain) -> Result<(), Problem> {
+    if cluster.hosts.drain(host).is_none() {
+        set(cluster, host, Some(drain)).await?;
+        tracing::info!("host {host} is drained from now on");
+        // Jobs that wait may wait for it.
+        cluster.index.changed.notify_one();
+        cluster.drain_now.notify_one();
+    }
+    Ok(())
+}
+
+/// `POST /hosts/{host}/shuts-down`: the machine is about to go down, and what is there leaves first. The drain is called off when the host
+/// has booted again. A host that is drained already stays as it is. Repeating this changes nothing.
+///
+/// # Errors
+/// `NotFound`; `Unavailable` while the controller has not heard in which boot the host is.
+pub async fn shuts_down(cluster: &Cluster, host: &HostId) -> Result<(), Problem> {
+    cluster.hosts.get(host)?;
+    let boot_id = cluster.hosts.report(host).map(|report| report.boot_id.clone());
+    let Some(boot_id) = boot_id.filter(|boot_id| !boot_id.is_empty()) else {
+        let what = format!("can't have all leave host {host}");
+        return Err(Problem::unavailable(what, "its agent has not answered the controller yet"));
+    };
+    let by = format!("host {host}, which shuts down");
+    begin(cluster, host, Drain { asked_ms: now_ms(), by, boot_id: Some(boot_id) }).await
 }
 
 /// `POST /hosts/{host}/undrain`: calls the drain of a host off. Moves that wait for their turn are called off, and those that are under
@@ -151,6 +176,7 @@ pub async fn run(cluster: Arc<Cluster>, task: Task) {
 async fn round(cluster: &Arc<Cluster>, refused: &mut RefusedMoves) -> Result<String, Problem> {
     refused.forget_old(AFTER_REFUSAL);
     let (mut did, mut failed) = (Vec::new(), drain_taken_back(cluster).await.err());
+    failed = failed.or(end_booted(cluster).await.err());
     for host in cluster.hosts.drained() {
         match step(cluster, &host, refused).await {
             Ok(left) => did.push(format!("{host}: {left} left")),
@@ -171,6 +197,18 @@ async fn drain_taken_back(cluster: &Arc<Cluster>) -> Result<(), Problem> {
         tracing::warn!("the provider takes host {host} back: {}", notice.in_words());
         let by = format!("its provider's notice ({})", notice.in_words());
         drain(cluster, &host, by, DrainHost::default()).await?;
+    }
+    Ok(())
+}
+
+/// Calls the drain of each host off that was drained to shut down and has booted since.
+async fn end_booted(cluster: &Arc<Cluster>) -> Result<(), Problem> {
+    for (host, boot_id) in cluster.hosts.drained_for_a_boot() {
+        let now = cluster.hosts.report(&host).map(|report| report.boot_id.clone());
+        if now.is_some_and(|now| !now.is_empty() && now != boot_id) {
+            tracing::info!("host {host} has booted again");
+            undrain(cluster, &host).await?;
+        }
     }
     Ok(())
 }

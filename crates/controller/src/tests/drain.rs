@@ -163,6 +163,33 @@ async fn a_notice_of_the_host_to_which_a_vm_moves_ends_no_job_and_the_vm_leaves_
     assert_eq!((&back.from, &back.to), (&lab.cloud.id, &lab.home.id), "{back:?}");
 }
 
+/// `home1` is left by its VM before it goes down.
+async fn shuts_down() -> (Lab, VmId) {
+    let lab = lab().await;
+    let (_, vm) = running_as(&lab, movable()).await;
+    drain::shuts_down(&lab.cluster, &lab.home.id).await.expect("it shuts down");
+    source_is_asked(&lab.home, &vm).await;
+    (lab, vm)
+}
+
+#[tokio::test]
+async fn a_host_that_shuts_down_is_left_and_is_used_again_when_it_has_booted() {
+    let (lab, vm) = shuts_down().await;
+    switch(&lab, &vm);
+    left(&lab, &lab.home, "nothing to be left", <[DrainStep]>::is_empty).await;
+    lab.home.reboot(true);
+    wait_for("the drain's end", async || shown(&lab, &lab.home).await.is_none().then_some(()))
+        .await;
+}
+
+#[tokio::test]
+async fn a_drain_that_a_person_has_asked_for_outlives_a_shutdown() {
+    let lab = lab().await;
+    ask(&lab, &lab.home, false).await;
+    drain::shuts_down(&lab.cluster, &lab.home.id).await.expect("it shuts down");
+    assert_eq!(lab.cluster.hosts.drain(&lab.home.id).expect("drained").boot_id, None);
+}
+
 #[tokio::test]
 async fn a_drained_host_is_left_by_its_vm_and_then_by_its_volumes_and_can_be_removed() {
     let lab = lab().await;

@@ -417,6 +417,7 @@ fn hosts_and_strangers_get_nothing_of_the_api_but_what_the_table_names() {
         "GET /v1/revoked",
         "POST /v1/hosts/home1/certificate",
         "POST /v1/hosts/home1/check",
+        "POST /v1/hosts/home1/shuts-down",
         "POST /v1/hosts/home1/stops",
         "PUT /v1/hosts/home1",
     ];

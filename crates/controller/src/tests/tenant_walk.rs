@@ -178,6 +178,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "POST /v1/hosts/{host}/token"
         | "POST /v1/hosts/{host}/certificate"
         | "POST /v1/hosts/{host}/stops"
+        | "POST /v1/hosts/{host}/shuts-down"
         | "POST /v1/hosts/{host}/drain"
         | "POST /v1/hosts/{host}/undrain"
         | "POST /v1/hosts/{host}/measure"

@@ -36,7 +36,8 @@ pub fn left(host: &Host) -> String {
     left.map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn line(step: &DrainStep) -> String {
+/// One of the things, what becomes of it, and why.
+pub fn line(step: &DrainStep) -> String {
     let to = if step.to.is_empty() { String::new() } else { format!(" to {}", to(step)) };
     let why = if step.why.is_empty() { String::new() } else { format!(": {}", step.why) };
     format!("{} {} {}{to}{why}", step.kind, step.name, output::word(&step.fate))
@@ -116,7 +117,7 @@ pub async fn undrain(client: &Client, host: &HostId) -> Result<(), Problem> {
 }
 
 /// Until the host is drained, or all that is left can't leave.
-async fn watch(client: &Client, host: &HostId, goes_on: &str) -> Result<HostDrain, Problem> {
+pub async fn watch(client: &Client, host: &HostId, goes_on: &str) -> Result<HostDrain, Problem> {
     let mut said = Said::default();
     loop {
         let now: Host = asking::get(client, &format!("/v1/hosts/{host}"), goes_on).await?;

@@ -17,6 +17,7 @@ use perigee_model::{HostId, Problem, SiteId};
 
 use crate::commands::doctor::{self, DoctorArgs};
 use crate::commands::join::{self, JoinArgs};
+use crate::commands::shutting_down::{self, ShutdownArgs};
 use crate::commands::{balancing, draining, measuring, unknown};
 use crate::context::Context;
 use crate::kept_login;
@@ -79,6 +80,8 @@ pub enum HostVerb {
         /// The host's name, as `perigee host list` shows it
         host: HostId,
     },
+    /// Take this machine down when all has left it: run this on the host, as root
+    Shutdown(ShutdownArgs),
     /// Measure a host: its links, its pool's disk, and disks of other hosts over NBD and iSCSI. It prints the figures
     Measure {
         /// The host's name, as `perigee host list` shows it
@@ -231,6 +234,7 @@ pub async fn run(verb: HostVerb, context: &Context, root: Command) -> Result<Exi
     let done = match verb {
         HostVerb::Join(args) => join::run(*args, &root).await,
         HostVerb::Doctor(args) => return doctor::run(args, context, &root).await,
+        HostVerb::Shutdown(args) => shutting_down::run(args, &root).await,
         HostVerb::Token { host, controller } => token(host, controller, context).await,
         HostVerb::Revoke { host } => {
             let path = format!("/v1/hosts/{host}/revoke");

@@ -64,6 +64,18 @@ pub async fn start(daemons: &[Daemon], verb: &str) -> Result<(), Problem> {
     Ok(())
 }
 
+/// Takes the machine down: `verb` is `poweroff` or `reboot`.
+///
+/// # Errors
+/// What systemd says.
+pub async fn power(verb: &str) -> Result<(), Problem> {
+    let said = systemctl(&[verb]).await?;
+    said.map_err(|why| {
+        Problem::unavailable(format!("can't run systemctl {verb}"), why)
+            .next("take the machine down by hand")
+    })
+}
+
 /// The inner error is what systemctl says.
 async fn systemctl(words: &[&str]) -> Result<Result<(), String>, Problem> {
     let what = || format!("can't run systemctl {}", words.join(" "));
