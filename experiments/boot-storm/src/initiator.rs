@@ -52,6 +52,9 @@ impl Pdu {
     }
 }
 
+/// The length of INQUIRY's standard answer (SPC-4, 6.6.2).
+const INQUIRY_BYTES: u32 = 36;
+
 type Answer = oneshot::Sender<io::Result<()>>;
 
 /// A command in flight.
@@ -106,6 +109,8 @@ impl Initiator {
         // (SAM-5, 5.14: unit attention).
         for _ in 0..3 {
             if session.command(Kind::Ask, 0, 0, Bytes::new()).await.is_ok() {
+                // As each initiator asks: one that has known another disk of this name must know that this is another one.
+                session.command(Kind::Inquire, 0, INQUIRY_BYTES, Bytes::new()).await?;
                 return Ok(session);
             }
         }

@@ -31,6 +31,8 @@ pub enum Kind {
     Flush,
     /// TEST UNIT READY.
     Ask,
+    /// INQUIRY, with the standard answer.
+    Inquire,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,11 +53,17 @@ impl Head {
             Kind::Write => (0xa0, 0x8a),
             Kind::Flush => (0x80, 0x91),
             Kind::Ask => (0x80, 0),
+            Kind::Inquire => (0xc0, 0x12),
         };
         let mut head = Self::new(opcode::COMMAND, flags, tag);
         head.0[9] = lun;
         head.put(20, length_bytes);
         head.0[32] = code;
+        if kind == Kind::Inquire {
+            // The allocation length has two bytes.
+            head.0[34..38].copy_from_slice(&(length_bytes << 8).to_be_bytes());
+            return head;
+        }
         let first = offset_bytes / u64::from(SECTOR_BYTES);
         head.0[34..42].copy_from_slice(&first.to_be_bytes());
         head.put(42, length_bytes / SECTOR_BYTES);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use perigee_http::{Client, Method};
 use perigee_lab::Lab;
-use perigee_lab::bare::{Machine, Qemu, wait_for_console};
+use perigee_lab::bare::{Machine, NETDEV, Qemu, wait_for_console};
 use perigee_lab::definition::NBD_PORT;
 use perigee_model::phases::DOWNTIME_LIMIT_FIRST_MS;
 use perigee_model::volume::{Attach, Attachment, CreateVolume, VolumeInfo, VolumeSource};
@@ -124,11 +124,8 @@ fn start(
         node["server"]["path"] = volume_socket.display().to_string().into();
         Ok(node)
     })?;
-    for word in &mut line {
-        if word.starts_with("tap,id=network,") {
-            *word = format!("tap,id=network,ifname={TAP},script=no,downscript=no,vhost=off");
-        }
-    }
+    let card = line.iter_mut().find(|word| *word == NETDEV).context("QEMU's line has no card")?;
+    *card = format!("tap,id=network,ifname={TAP},script=no,downscript=no,vhost=off");
     line.extend_from_slice(more);
     Ok(Qemu::start(lab, host, &line, &dir)?)
 }

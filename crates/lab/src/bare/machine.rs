@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::up::Lab;
 
 /// The number of an open file in Perigee's command line is another file in the other QEMU. So that has a network of its own, which leads nowhere.
-const NETDEV: &str = "user,id=network,restrict=on";
+pub const NETDEV: &str = "user,id=network,restrict=on";
 
 /// A QEMU's command line, and the directory of its files.
 #[derive(Debug, Clone)]

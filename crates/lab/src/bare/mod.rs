@@ -20,7 +20,7 @@ use crate::command::cannot_start;
 use crate::up::Lab;
 
 pub use disks::{Content, Disks};
-pub use machine::Machine;
+pub use machine::{Machine, NETDEV};
 pub use nbd::NbdServer;
 pub use qmp::{Qmp, event_us};
 

@@ -12,8 +12,9 @@ use perigee_model::renting::{RENTED_BY_RULE, Renting};
 
 use super::{Checked, System, ensure, failed, host, until_within, with_system_of};
 
-/// As many as the own host, which has room for one of them at a time, needs some minutes for.
-const JOBS: usize = 30;
+/// As many as the own host, which has room for one of them at a time, needs some quarter of an hour for: a request that fails at first is made
+/// again after five minutes.
+const JOBS: usize = 100;
 
 /// A machine that boots and a job's guest that boots, without KVM and beside other tests.
 const PATIENCE: Duration = Duration::from_secs(900);
