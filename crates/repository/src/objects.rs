@@ -34,6 +34,7 @@ use object_store::{
     ObjectStoreExt as _, PutOptions, PutPayload, RetryConfig,
 };
 use perigee_model::Problem;
+use perigee_model::percent::in_ascii;
 use reqwest::redirect::Policy;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -407,15 +408,8 @@ async fn absent(act: impl Future<Output = object_store::Result<()>>) -> object_s
 
 /// What the store shows of an object to whoever has lost the tree: metadata are ASCII.
 fn about(target: &Target) -> Attributes {
-    let path: String = target.path.bytes().map(ascii).collect();
+    let path = in_ascii(&target.path).to_string();
     [(Attribute::Metadata("perigee-path".into()), path)].into_iter().collect()
-}
-
-fn ascii(byte: u8) -> String {
-    match byte {
-        b' '..=b'~' if byte != b'%' => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    }
 }
 
 /// A piece's place in memory, while it is sent.
