@@ -158,7 +158,7 @@ impl Notifying {
         Self { dir, heard, controller }
     }
 
-    fn next(&self) -> std::io::Result<String> {
+    fn message(&self) -> std::io::Result<String> {
         let mut bytes = [0; 512];
         let length = self.heard.recv(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
@@ -167,7 +167,7 @@ impl Notifying {
     /// Waits for a message that begins like this, and returns the rest of it.
     fn says(&self, begin: &str) -> String {
         loop {
-            let message = self.next().unwrap_or_else(|e| panic!("{begin}: {e}"));
+            let message = self.message().unwrap_or_else(|e| panic!("{begin}: {e}"));
             if let Some(rest) = message.strip_prefix(begin) {
                 return rest.to_owned();
             }
@@ -177,7 +177,7 @@ impl Notifying {
     /// What it has said since the last look.
     fn said(&self) -> Vec<String> {
         self.heard.set_nonblocking(true).expect("a socket");
-        let said = std::iter::from_fn(|| self.next().ok()).collect();
+        let said = std::iter::from_fn(|| self.message().ok()).collect();
         self.heard.set_nonblocking(false).expect("a socket");
         said
     }
@@ -195,7 +195,8 @@ impl Notifying {
     fn reload(&self) -> String {
         let before = monotonic_us();
         self.signal("-HUP");
-        let at_us = self.says("RELOADING=1\nMONOTONIC_USEC=").parse().expect("a time");
+        let at_us = self.says("RELOADING=1\nMONOTONIC_USEC=");
+        let at_us: u128 = at_us.parse().expect("a time");
         // With another clock systemd would take the message for one of an earlier reload, and wait on.
         assert!((before..=monotonic_us()).contains(&at_us), "{at_us}");
         self.says("READY=1");
@@ -270,7 +271,7 @@ fn a_controller_that_reads_its_file_again_before_it_answers_does_not_say_that_it
     notifying.signal("-HUP");
     until("it has read its file again", || notifying.log().contains("nothing has changed"));
     let mut said = notifying.said();
-    said.push(notifying.next().expect("a sign of life"));
+    said.push(notifying.message().expect("a sign of life"));
     // It waits for some seconds only.
     let waits_no_more = notifying.log().contains("the S3 store does not answer");
     let lives = |message: &String| message == "WATCHDOG=1";
