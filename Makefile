@@ -34,9 +34,12 @@ demo-burst: setup
 test: setup
 	scripts/test
 
-## The package on three machines that systemd boots: from nothing to a job, a reboot, an upgrade under a VM, a purge; some minutes
-test-packages: build
-	scripts/test-packages
+## The package on three machines that systemd boots: from nothing to a job, a reboot, an upgrade under a VM, a purge. Its program is the one
+## that `make test` has built
+test-packages: setup
+	scripts/golden-image >/dev/null
+	cargo test --quiet --locked --workspace --test operator --no-run
+	package=$$(scripts/package --program "$${CARGO_TARGET_DIR:-target}/debug/perigee" --out out/debug) && scripts/test-packages "$$package"
 
 ## Jobs and a VM in a cloud image without systemd, bash and glibc. Under emulation it boots too slowly for `make test`
 alpine: setup

@@ -27,6 +27,7 @@ const WANTED: [(&str, &str, &str); 8] = [
     (STUNNEL, "stunnel4", "moving a VM takes about twice as long"),
     (SWTPM, "swtpm", "VMs can't have a TPM"),
 ];
+const UEFI: (&str, &str, &str) = ("UEFI's firmware", "ovmf", "VMs can't boot with UEFI");
 
 /// What is looked at.
 #[derive(Debug)]
@@ -100,9 +101,8 @@ fn needed() -> Finding {
 
 fn wanted() -> Finding {
     let missing = WANTED.iter().filter(|(program, ..)| !is_there(program));
-    let uefi = ("UEFI's firmware", "ovmf", "VMs can't boot with UEFI");
     let is_missing = |file: &&str| !Path::new(file).exists();
-    let no_uefi = firmware_file(Firmware::Uefi).filter(is_missing).map(|_| &uefi);
+    let no_uefi = firmware_file(Firmware::Uefi).filter(is_missing).map(|_| &UEFI);
     let missing: Vec<&(&str, &str, &str)> = missing.chain(no_uefi).collect();
     if missing.is_empty() {
         return Finding::good("more programs", "all that VMs may need");
@@ -154,5 +154,30 @@ async fn kvm(of: &Examined<'_>, users: Option<Users>) -> Finding {
             why,
             "turn virtualisation on in the machine's firmware, or nested virtualisation where the machine is a VM; then: modprobe kvm_intel or kvm_amd",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `apt` installs what is recommended, unless the operator says no.
+    #[test]
+    fn the_debian_package_names_each_package_that_a_host_is_told_to_install() {
+        let control = include_str!("../../../deploy/debian/control");
+        let named = |fields: &[&str]| -> Vec<&str> {
+            let lines = control.lines().filter_map(|line| line.split_once(": "));
+            let lines = lines.filter(|(field, _)| fields.contains(field));
+            let names = lines.flat_map(|(_, all)| all.split([',', '|']));
+            names.filter_map(|name| name.split_whitespace().next()).collect()
+        };
+        let installed = named(&["Depends", "Recommends"]);
+        for (program, package) in NEEDED {
+            assert!(installed.contains(&package), "{package}, which has {program}: {installed:?}");
+        }
+        let all = named(&["Depends", "Recommends", "Suggests"]);
+        for (program, package, _) in WANTED.into_iter().chain([UEFI]) {
+            assert!(all.contains(&package), "{package}, which has {program}: {all:?}");
+        }
     }
 }

@@ -86,20 +86,6 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A field of a form or query. AWS wants all bytes encoded but letters, digits and `-._~`.
-pub fn encode(text: &str, into: &mut String) {
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                into.push(char::from(byte));
-            }
-            _ => {
-                let _ = write!(into, "%{byte:02X}");
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,12 +142,5 @@ mod tests {
             signed.ends_with("ff11897932ad3f4e8b18135d722051e5ac45fc38421b1da7b9d196a0fe09473a"),
             "{signed}"
         );
-    }
-
-    #[test]
-    fn fields_are_encoded() {
-        let mut text = String::new();
-        encode("a-B_9.~ +/=&ä", &mut text);
-        assert_eq!(text, "a-B_9.~%20%2B%2F%3D%26%C3%A4");
     }
 }

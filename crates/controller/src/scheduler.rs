@@ -62,7 +62,7 @@ pub async fn run(cluster: Arc<Cluster>, task: Task) {
     loop {
         let pass = async {
             let waiting = cluster.index.waiting().len();
-            scheduler.pass(&cluster).await;
+            scheduler.pass(&cluster).await?;
             Ok(format!("went through {waiting} waiting jobs"))
         };
         task.round(pass).await;
@@ -100,7 +100,7 @@ impl Scheduler {
     }
 
     /// One decision over all queued jobs: gathers what it is made from, asks for it, and carries it out.
-    async fn pass(&mut self, cluster: &Arc<Cluster>) {
+    async fn pass(&mut self, cluster: &Arc<Cluster>) -> Result<(), Problem> {
         let begun = Instant::now();
         let records = cluster.index.waiting();
         let by_id: BTreeMap<&JobId, &Arc<JobRecord>> =
@@ -111,12 +111,13 @@ impl Scheduler {
             cluster.renter.note_pass(Vec::new(), &BTreeSet::new(), []);
         } else {
             self.look_up_homes(cluster, &records).await;
-            let queue = queue(cluster, &records).await;
+            let queue = queue(cluster, &records).await?;
             self.decide(cluster, &by_id, queue);
         }
         let spent_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
         cluster.counters.passes.fetch_add(1, Ordering::Relaxed);
         cluster.counters.pass_us.fetch_add(spent_us, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Drops what is known of jobs that wait no more.
@@ -244,7 +245,7 @@ impl JobEntry {
     }
 }
 
-async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
+async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Result<Queue, Problem> {
     let mut waiting = Vec::new();
     // Many jobs ask the same of the hosts.
     let mut without_network = BTreeMap::new();
@@ -271,6 +272,8 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
         one.avoid.extend(no_network.iter().chain(no_tpm).map(|(host, _)| host.clone()));
         waiting.push(one);
     }
+    let rented = Arc::new(planning::renting::rented(cluster).await?);
+    // From here on nothing is waited for: what is free, and what jobs have, is as of one moment.
     let used = cluster.index.used();
     let (mut hosts, mut drained) = (Vec::new(), Vec::new());
     for host in cluster.hosts.able() {
@@ -292,7 +295,7 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
     }
     let taken = cluster.index.taken();
     let quotas = cluster.accounts.quotas(&taken, &cluster.ledger);
-    Queue {
+    Ok(Queue {
         hosts,
         drained,
         waiting,
@@ -300,8 +303,8 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Queue {
         quotas,
         uses: taken.uses,
         grouped: cluster.index.grouped(),
-        rented: Arc::new(planning::renting::rented(cluster)),
-    }
+        rented,
+    })
 }
 
 /// Of the hosts that the job was lost at, those that still have something of it.

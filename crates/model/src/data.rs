@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::TenantName;
+use crate::percent::encoded;
 
 /// What a name in the repository stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -113,20 +114,13 @@ impl FileAddress {
         Self { tenant: self.tenant.clone(), path }
     }
 
-    /// The path of the controller's API, with what a URL can't have written as `%XX` (RFC 3986, 2.1).
+    /// The path of the controller's API.
     pub fn url(&self) -> String {
         let tenant = self.tenant.as_ref().map_or(OWN_TENANT, TenantName::as_str);
         let mut url = format!("/v1/data/{tenant}");
         for name in self.path.split('/').filter(|name| !name.is_empty()) {
             url.push('/');
-            for byte in name.bytes() {
-                match byte {
-                    b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                        url.push(char::from(byte));
-                    }
-                    _ => url.push_str(&format!("%{byte:02X}")),
-                }
-            }
+            url.extend(encoded(name));
         }
         url
     }

@@ -44,6 +44,7 @@
 //! | What is kept of a rented host's disk while no host is rented? | `kept.rs`; what is done: `controller/src/rentals/kept/`, `controller/src/storage/replicas/kept.rs`; whether it is worth its price: `planner/src/rent/keep.rs` |
 //! | Does the cluster rent hosts by itself, and what has it decided? | `renting.rs` |
 //! | When does a rented host end itself, and what does it say of its end? | `lease.rs`; at the host: `agent/src/lease.rs` |
+//! | How does any text stand in a URL or a header? | `percent.rs` |
 //! | What may a tar from a guest contain? | `tar_headers.rs`, `controller/src/guest/tars.rs`, `controller/src/files/outputs/entries.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
@@ -82,6 +83,7 @@ pub mod load;
 pub mod measurement;
 pub mod money;
 pub mod network;
+pub mod percent;
 pub mod persistent_vm;
 pub mod phases;
 pub mod plan;

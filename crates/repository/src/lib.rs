@@ -55,7 +55,7 @@ mod usage;
 mod view;
 
 pub use account::{Account, Accounts, Credential, Quota};
-pub use objects::{Address, OBJECT as OBJECT_ATTRIBUTE, Objects, REFUSES, Waits};
+pub use objects::{Address, NotDone, OBJECT as OBJECT_ATTRIBUTE, Objects, Waits};
 pub use path::{DataPath, Location};
 pub use repository::Repository;
 pub use transfer::{Reading, Writing};

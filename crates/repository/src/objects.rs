@@ -34,6 +34,7 @@ use object_store::{
     ObjectStoreExt as _, PutOptions, PutPayload, RetryConfig,
 };
 use perigee_model::Problem;
+use perigee_model::percent::in_ascii;
 use reqwest::redirect::Policy;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -127,19 +128,43 @@ pub struct Objects {
     in_use: Mutex<HashMap<String, usize>>,
 }
 
-/// Thus begins the reason when the store does not accept the credentials.
-pub const REFUSES: &str = "the store refuses";
+/// Why the store has not done something.
+#[derive(Debug)]
+pub enum NotDone {
+    /// It does not accept the credentials, or they do not suffice (401 or 403). With the same ones it refuses the next time too.
+    Refused(Problem),
+    /// All else.
+    Failed(Problem),
+}
 
-fn failed(what: impl Into<String>, error: Error) -> Problem {
+impl From<NotDone> for Problem {
+    fn from(not_done: NotDone) -> Self {
+        match not_done {
+            NotDone::Refused(problem) | NotDone::Failed(problem) => problem,
+        }
+    }
+}
+
+fn not_done(what: impl Into<String>, error: Error) -> NotDone {
     let what = what.into();
     match error {
-        Error::NotFound { source, .. } => Problem::internal(what, deepest(&*source)),
-        Error::PermissionDenied { source, .. } | Error::Unauthenticated { source, .. } => {
-            Problem::unavailable(what, format!("{REFUSES}: {}", deepest(&*source)))
-                .next("check the controller's credentials for the store")
+        Error::NotFound { source, .. } => {
+            NotDone::Failed(Problem::internal(what, deepest(&*source)))
         }
-        error => Problem::unavailable(what, format!("the store failed: {}", deepest(&error)))
-            .next("try again; if it stays so, look after the store"),
+        Error::PermissionDenied { source, .. } | Error::Unauthenticated { source, .. } => {
+            let why = format!("the store refuses: {}", deepest(&*source));
+            NotDone::Refused(
+                Problem::unavailable(what, why)
+                    .next("check the controller's credentials for the store"),
+            )
+        }
+        error => {
+            let why = format!("the store failed: {}", deepest(&error));
+            NotDone::Failed(
+                Problem::unavailable(what, why)
+                    .next("try again; if it stays so, look after the store"),
+            )
+        }
     }
 }
 
@@ -157,13 +182,15 @@ async fn within<T>(
     what: &str,
     max: Duration,
     act: impl Future<Output = object_store::Result<T>>,
-) -> Result<T, Problem> {
+) -> Result<T, NotDone> {
     match tokio::time::timeout(max, act).await {
-        Ok(done) => done.map_err(|e| failed(what, e)),
+        Ok(done) => done.map_err(|e| not_done(what, e)),
         Err(_) => {
             let why = format!("the store has not answered for {} s", max.as_secs());
-            Err(Problem::unavailable(what, why)
-                .next("try again; if it stays so, look after the store"))
+            Err(NotDone::Failed(
+                Problem::unavailable(what, why)
+                    .next("try again; if it stays so, look after the store"),
+            ))
         }
     }
 }
@@ -288,14 +315,15 @@ impl Objects {
         let at = self.at(&target.key);
         let put = self.s3.put_opts(&at, bytes.into(), options);
         let put = within(&target.what, self.waits.request, put).await;
-        place.end(put).map(drop)
+        place.end(put)?;
+        Ok(())
     }
 
     /// Stores an object of any kind in one request.
     ///
     /// # Errors
     /// If the store does not take it.
-    pub async fn put_whole(&self, what: &str, key: &str, bytes: Vec<u8>) -> Result<(), Problem> {
+    pub async fn put_whole(&self, what: &str, key: &str, bytes: Vec<u8>) -> Result<(), NotDone> {
         let at = self.at(key);
         within(what, self.waits.request, self.s3.put(&at, bytes.into())).await.map(drop)
     }
@@ -309,7 +337,7 @@ impl Objects {
         what: &str,
         key: &str,
         bytes_max: u64,
-    ) -> Result<Option<Bytes>, Problem> {
+    ) -> Result<Option<Bytes>, NotDone> {
         let at = self.at(key);
         let get = async {
             let got = match self.s3.get(&at).await {
@@ -326,7 +354,7 @@ impl Objects {
             Some(Ok(bytes)) => Ok(Some(bytes)),
             Some(Err(size)) => {
                 let why = format!("{key} has {size} bytes, and can have {bytes_max} at most");
-                Err(Problem::conflict(what, why))
+                Err(NotDone::Failed(Problem::conflict(what, why)))
             }
         }
     }
@@ -335,7 +363,7 @@ impl Objects {
     ///
     /// # Errors
     /// If the store fails.
-    pub async fn names(&self, what: &str, prefix: &str) -> Result<BTreeSet<String>, Problem> {
+    pub async fn names(&self, what: &str, prefix: &str) -> Result<BTreeSet<String>, NotDone> {
         let at = self.at(prefix);
         let list = self.s3.list_with_delimiter(Some(&at));
         let found = within(what, self.waits.request, list).await?;
@@ -355,7 +383,7 @@ impl Objects {
     ///
     /// # Errors
     /// If the store does not do it.
-    pub async fn delete(&self, key: &str, id: Option<&str>) -> Result<(), Problem> {
+    pub async fn delete(&self, key: &str, id: Option<&str>) -> Result<(), NotDone> {
         let (what, at) = (format!("can't delete the object {key}"), self.at(key));
         if let Some(id) = id {
             let id = id.to_owned();
@@ -407,15 +435,8 @@ async fn absent(act: impl Future<Output = object_store::Result<()>>) -> object_s
 
 /// What the store shows of an object to whoever has lost the tree: metadata are ASCII.
 fn about(target: &Target) -> Attributes {
-    let path: String = target.path.bytes().map(ascii).collect();
+    let path = in_ascii(&target.path).to_string();
     [(Attribute::Metadata("perigee-path".into()), path)].into_iter().collect()
-}
-
-fn ascii(byte: u8) -> String {
-    match byte {
-        b' '..=b'~' if byte != b'%' => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    }
 }
 
 /// A piece's place in memory, while it is sent.
@@ -426,7 +447,7 @@ pub struct Place {
 }
 
 impl Place {
-    fn end<T>(self, sent: Result<T, Problem>) -> Result<T, Problem> {
+    fn end<T>(self, sent: Result<T, NotDone>) -> Result<T, NotDone> {
         if sent.is_ok() {
             self.objects.taken.fetch_add(1, Ordering::Relaxed);
         }
@@ -455,10 +476,41 @@ impl Drop for Held {
 
 #[cfg(test)]
 mod tests {
+    use axum::Router;
+    use axum::http::StatusCode;
     use axum::response::Redirect;
     use axum::routing::any;
+    use tempfile::NamedTempFile;
 
     use super::*;
+
+    /// A store that answers like this, and the file with its credentials.
+    async fn store(answers: Router) -> (Address, NamedTempFile) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+        tokio::spawn(async move { axum::serve(listener, answers).await });
+        let credentials = NamedTempFile::new().expect("a file");
+        let keys = "[default]\naws_access_key_id=key\naws_secret_access_key=key\n";
+        std::fs::write(&credentials, keys).expect("it is written");
+        let address = Address::parse("s3://files", Some(endpoint)).expect("an address");
+        (Address { credentials: Some(credentials.path().to_owned()), ..address }, credentials)
+    }
+
+    #[tokio::test]
+    async fn a_store_that_refuses_the_credentials_is_told_from_one_that_fails() {
+        for (status, refuses) in [
+            (StatusCode::UNAUTHORIZED, true),
+            (StatusCode::FORBIDDEN, true),
+            (StatusCode::BAD_REQUEST, false),
+        ] {
+            let answers = Router::new().fallback(move || std::future::ready(status));
+            let (address, _credentials) = store(answers).await;
+            let objects = Objects::connect(&address).expect("a client");
+            let not_done = objects.put_whole("can't keep it", "k", Vec::new()).await;
+            let not_done = not_done.expect_err("it is not kept");
+            assert_eq!(matches!(not_done, NotDone::Refused(_)), refuses, "{not_done:?}");
+        }
+    }
 
     #[tokio::test]
     async fn a_redirect_of_the_store_is_not_followed() {
@@ -468,17 +520,10 @@ mod tests {
             counted.fetch_add(1, Ordering::Relaxed);
             std::future::ready("what only this machine reads")
         };
-        let router = axum::Router::new()
+        let router = Router::new()
             .route("/elsewhere", any(elsewhere))
             .fallback(async || Redirect::temporary("/elsewhere"));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
-        tokio::spawn(async move { axum::serve(listener, router).await });
-        let credentials = tempfile::NamedTempFile::new().expect("a file");
-        let keys = "[default]\naws_access_key_id=key\naws_secret_access_key=key\n";
-        std::fs::write(&credentials, keys).expect("it is written");
-        let address = Address::parse("s3://files", Some(endpoint)).expect("an address");
-        let address = Address { credentials: Some(credentials.path().to_owned()), ..address };
+        let (address, _credentials) = store(router).await;
         let objects = Objects::open(&address).await.expect("it may do better later");
         let target = Target { key: "k".into(), path: "f".into(), what: "can't read it".into() };
         let refused = objects.length_of(&target).await.expect_err("it is elsewhere");

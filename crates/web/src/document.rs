@@ -1,10 +1,10 @@
 //! A page as a document: what stands around it, and the few pages that have a form of their own.
 
-use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::LazyLock;
 
 use askama::Template;
+use perigee_model::percent::encoded_path;
 use perigee_model::tenant::Role;
 
 use crate::parts::{Link, Log, Page, link};
@@ -151,8 +151,11 @@ fn document(title: &str, frame: &Frame, (main, state, log): (&str, &str, String)
     let path = frame.path.split('?').next().unwrap_or_default();
     // The page of a thing belongs to the list of its kind.
     let list = path.split('/').nth(1).map(|first| format!("/{first}")).unwrap_or_default();
-    let live =
-        if frame.is_live { format!("/live?of={}", in_query(&frame.path)) } else { String::new() };
+    let live = if frame.is_live {
+        format!("/live?of={}", encoded_path(&frame.path))
+    } else {
+        String::new()
+    };
     text(&Document {
         title,
         style: style_path(),
@@ -165,21 +168,4 @@ fn document(title: &str, frame: &Frame, (main, state, log): (&str, &str, String)
         main,
         log,
     })
-}
-
-/// A text as the value of a query.
-pub fn in_query(text: &str) -> String {
-    let mut escaped = String::new();
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
-                escaped.push(char::from(byte));
-            }
-            _ => {
-                // Writing to a `String` does not fail.
-                let _ = write!(escaped, "%{byte:02X}");
-            }
-        }
-    }
-    escaped
 }

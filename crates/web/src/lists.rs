@@ -1,6 +1,7 @@
 //! A list that may be long: looked through by name, and shown in pages.
 
-use crate::document::in_query;
+use perigee_model::percent::encoded_path;
+
 use crate::parts::{Find, Page, Section};
 
 /// So many rows are on a page.
@@ -38,7 +39,7 @@ pub fn page<'a, T>(
         _ => format!("{} to {last} of {number}{of}.", first + 1),
     });
     section.find = Some(Find { action: path.to_owned(), value: asked.find.clone(), of: "by name" });
-    let at = |page: usize| format!("{path}?find={}&page={page}", in_query(find));
+    let at = |page: usize| format!("{path}?find={}&page={page}", encoded_path(find));
     if first > 0 {
         section.links.push(crate::parts::link("Previous", at(shown - 1)));
     }

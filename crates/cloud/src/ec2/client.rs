@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use perigee_model::percent::encoded;
 use perigee_model::units::format_seconds;
 use reqwest::redirect::Policy;
 use reqwest::{Response, Url};
@@ -12,7 +13,7 @@ use tokio_rustls::rustls::crypto::ring;
 use super::errors::{self, Failed};
 use crate::credentials::Source;
 use crate::provider::{CloudError, CloudErrorKind, chain, short};
-use crate::sigv4::{Request, Scope, authorization, encode};
+use crate::sigv4::{Request, Scope, authorization};
 use crate::time;
 use crate::xml::Element;
 
@@ -82,9 +83,10 @@ impl Form {
         if !self.text.is_empty() {
             self.text.push('&');
         }
-        encode(name, &mut self.text);
+        // AWS wants all bytes encoded but letters, digits and `-._~`.
+        self.text.extend(encoded(name));
         self.text.push('=');
-        encode(&value.to_string(), &mut self.text);
+        self.text.extend(encoded(&value.to_string()));
         self
     }
 

@@ -14,7 +14,7 @@ use perigee_model::money::{Money, Price};
 use perigee_model::rental::{Offer, Rental};
 use perigee_model::renting::RentSettings;
 use perigee_model::vm::Accelerator;
-use perigee_model::{HostId, JobId, SiteId};
+use perigee_model::{HostId, JobId, Problem, SiteId};
 use perigee_planner::queue::{Goes, Rented};
 use perigee_planner::rent::{self, Job, Snapshot, Worth};
 
@@ -178,13 +178,21 @@ pub fn snapshot(cluster: &Cluster, basis: &Basis) -> Snapshot {
 }
 
 /// Where the rule lets waiting jobs start. Nothing is asked, and all of it is in memory.
-pub fn rented(cluster: &Cluster) -> Rented {
-    let of_rule = cluster.rentals.hosts_by_rule();
-    if of_rule.is_empty() {
-        return Rented::default();
+///
+/// # Errors
+/// `Internal` for a fault in the rule.
+pub async fn rented(cluster: &Cluster) -> Result<Rented, Problem> {
+    if cluster.rentals.hosts_by_rule().is_empty() {
+        return Ok(Rented::default());
     }
     let basis = cluster.renter.basis();
     let snapshot = snapshot(cluster, &basis);
+    // Of 2,000 jobs that takes long.
+    let planned = tokio::task::spawn_blocking(move || (rent::planned(&snapshot), snapshot)).await;
+    let (planned, snapshot) =
+        planned.map_err(|e| Problem::internal("can't tell which jobs go to rented hosts", e))?;
+    // One that was rented meanwhile is no own host.
+    let of_rule = cluster.rentals.hosts_by_rule();
     let ready: BTreeMap<&HostId, f64> =
         snapshot.hosts.iter().map(|host| (&host.host, host.ready_in_s)).collect();
     let goes = |planned: rent::Planned| {
@@ -196,8 +204,8 @@ pub fn rented(cluster: &Cluster) -> Rented {
         let start_s = planned.start_s;
         (!is_late).then_some((planned.job, Goes { host, start_s, is_starting }))
     };
-    let goes = rent::planned(&snapshot).into_iter().filter_map(goes).collect();
-    Rented { hosts: of_rule, goes }
+    let goes = planned.into_iter().filter_map(goes).collect();
+    Ok(Rented { hosts: of_rule, goes })
 }
 
 /// Whether jobs run without KVM at own hosts, so that they may at rented ones.

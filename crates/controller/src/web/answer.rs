@@ -11,6 +11,7 @@ use axum::middleware::Next;
 use axum::response::{Html, IntoResponse as _, Response};
 use perigee_http::Peer;
 use perigee_model::Problem;
+use perigee_model::percent::encoded_path;
 use perigee_web::parts::{Page, Section, Tone, Trouble};
 use perigee_web::{Frame, SCRIPT, STYLE, document};
 
@@ -83,7 +84,7 @@ fn to_login(path: &str, is_over: bool) -> Response {
     }
     let to = match path {
         "/" => cookie::LOGIN.to_owned(),
-        path => format!("{}?to={}", cookie::LOGIN, document::in_query(path)),
+        path => format!("{}?to={}", cookie::LOGIN, encoded_path(path)),
     };
     let mut answer = StatusCode::SEE_OTHER.into_response();
     if let Ok(to) = HeaderValue::from_str(&to) {

@@ -1,12 +1,12 @@
 //! `perigee vm cp`: copies a file into a guest or out of it, through its guest agent.
 
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use futures_util::{StreamExt as _, stream};
 use perigee_http::{Body, Client, Method};
 use perigee_model::limits::GUEST_FILE_BYTES;
+use perigee_model::percent::encoded_path;
 use perigee_model::persistent_vm::CopiedFile;
 use perigee_model::spec::check_guest_path;
 use perigee_model::{Problem, ProblemKind, VmId};
@@ -67,16 +67,7 @@ pub async fn copy(client: &Client, from: &str, to: &str) -> Result<(), Problem> 
 /// The path of the API for a file in a guest.
 fn address(vm: &VmId, path: &str) -> Result<String, Problem> {
     check_guest_path(path).map_err(|why| Problem::invalid(format!("can't copy {path}"), why))?;
-    let mut address = format!("/v1/vms/{vm}/file?path=");
-    for byte in path.bytes() {
-        let plain = byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
-        match plain {
-            true => address.push(byte.into()),
-            // A string takes everything.
-            false => drop(write!(address, "%{byte:02X}")),
-        }
-    }
-    Ok(address)
+    Ok(format!("/v1/vms/{vm}/file?path={}", encoded_path(path)))
 }
 
 async fn send(client: &Client, file: &Path, vm: &VmId, path: &str) -> Result<(), Problem> {

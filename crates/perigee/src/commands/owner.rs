@@ -176,11 +176,14 @@ mod tests {
 
     use super::*;
 
+    /// Nobody else gives files away.
+    fn needs_root() {
+        assert!(Uid::effective().is_root(), "run this test as root, as `make test` does");
+    }
+
     #[test]
     fn what_is_given_is_all_below_a_directory_and_no_end_of_a_link() {
-        if !Uid::effective().is_root() {
-            return;
-        }
+        needs_root();
         let dir = tempfile::tempdir().expect("a directory");
         let (state, outside) = (dir.path().join("state"), dir.path().join("outside"));
         std::fs::create_dir_all(state.join("a/b")).expect("directories");
@@ -222,9 +225,7 @@ mod tests {
 
     #[test]
     fn what_root_makes_in_a_directory_of_another_user_belongs_to_that_user() {
-        if !Uid::effective().is_root() {
-            return;
-        }
+        needs_root();
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).expect("a mode");
         let state = dir.path().join("state");

@@ -2,10 +2,13 @@
 //! The machine is a mount namespace and a network namespace, without systemd.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
+use nix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -140,11 +143,12 @@ struct Notifying {
 }
 
 impl Notifying {
-    fn start() -> Self {
+    /// With this in its file beside what each has there.
+    fn start(more: &str) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let heard = UnixDatagram::bind(dir.path().join("notify")).expect("a socket");
         heard.set_read_timeout(Some(DEADLINE)).expect("a deadline");
-        write(dir.path(), "keep-outputs: 7d\n");
+        write(dir.path(), more);
         let mut command = Command::new(env!("CARGO_BIN_EXE_perigee"));
         command.args(["controller", "run", "--config"]).arg(dir.path().join("controller.yaml"));
         command.env("NOTIFY_SOCKET", dir.path().join("notify")).env("WATCHDOG_USEC", "200000");
@@ -154,15 +158,32 @@ impl Notifying {
         Self { dir, heard, controller }
     }
 
-    /// Waits for a message that begins like this.
-    fn says(&self, begin: &str) {
+    fn message(&self) -> std::io::Result<String> {
         let mut bytes = [0; 512];
+        let length = self.heard.recv(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes[..length]).into_owned())
+    }
+
+    /// Waits for a message that begins like this, and returns the rest of it.
+    fn says(&self, begin: &str) -> String {
         loop {
-            let length = self.heard.recv(&mut bytes).unwrap_or_else(|e| panic!("{begin}: {e}"));
-            if bytes[..length].starts_with(begin.as_bytes()) {
-                return;
+            let message = self.message().unwrap_or_else(|e| panic!("{begin}: {e}"));
+            if let Some(rest) = message.strip_prefix(begin) {
+                return rest.to_owned();
             }
         }
+    }
+
+    /// What it has said since the last look.
+    fn said(&self) -> Vec<String> {
+        self.heard.set_nonblocking(true).expect("a socket");
+        let said = std::iter::from_fn(|| self.message().ok()).collect();
+        self.heard.set_nonblocking(false).expect("a socket");
+        said
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).expect("its log")
     }
 
     fn signal(&self, name: &str) {
@@ -172,10 +193,14 @@ impl Notifying {
 
     /// Has it read its file again.
     fn reload(&self) -> String {
+        let before = monotonic_us();
         self.signal("-HUP");
-        self.says("RELOADING=1\nMONOTONIC_USEC=");
+        let at_us = self.says("RELOADING=1\nMONOTONIC_USEC=");
+        let at_us: u128 = at_us.parse().expect("a time");
+        // With another clock systemd would take the message for one of an earlier reload, and wait on.
+        assert!((before..=monotonic_us()).contains(&at_us), "{at_us}");
         self.says("READY=1");
-        std::fs::read_to_string(self.dir.path().join("log")).expect("its log")
+        self.log()
     }
 }
 
@@ -187,6 +212,11 @@ impl Drop for Notifying {
     }
 }
 
+fn monotonic_us() -> u128 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from);
+    now.expect("a clock").as_micros()
+}
+
 fn write(dir: &Path, more: &str) {
     let shown = dir.display();
     let text = format!("listen: unix:{shown}/api.sock\nstate: {shown}/state\n{more}");
@@ -196,7 +226,7 @@ fn write(dir: &Path, more: &str) {
 
 #[test]
 fn a_controller_tells_systemd_that_it_answers_lives_reads_its_file_again_and_stops() {
-    let mut notifying = Notifying::start();
+    let mut notifying = Notifying::start("keep-outputs: 7d\n");
     notifying.says("READY=1");
     let dir = notifying.dir.path().to_owned();
     UnixStream::connect(dir.join("api.sock")).expect("it answers");
@@ -208,6 +238,8 @@ fn a_controller_tells_systemd_that_it_answers_lives_reads_its_file_again_and_sto
         log.contains("the settings stay as they were") && log.contains("controller.yaml:3"),
         "{log}"
     );
+    write(&dir, "keep-outputs: 7d\n");
+    assert_eq!(notifying.reload().matches("nothing has changed").count(), 2, "the old ones count");
     write(&dir, "keep-outputs: 1d\nsite: home\n");
     let log = notifying.reload();
     assert!(log.contains("keep-outputs counts from now on"), "{log}");
@@ -219,4 +251,29 @@ fn a_controller_tells_systemd_that_it_answers_lives_reads_its_file_again_and_sto
     notifying.signal("-TERM");
     notifying.says("STOPPING=1");
     assert!(notifying.controller.wait().expect("its end").success());
+}
+
+/// systemd would take the end of reading for the end of the start, and start what comes after the controller.
+#[test]
+fn a_controller_that_reads_its_file_again_before_it_answers_does_not_say_that_it_answers() {
+    // An S3 store that answers nothing: the controller waits for it before it answers itself.
+    let store = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let keys = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(&keys, "[default]\naws_access_key_id=key\naws_secret_access_key=key\n")
+        .expect("it is written");
+    let notifying = Notifying::start(&format!(
+        "data: s3://files\ndata-endpoint: http://{}\ndata-credentials: {}\n",
+        store.local_addr().expect("an address"),
+        keys.path().display()
+    ));
+    // It looks out for signals before this.
+    notifying.says("WATCHDOG=1");
+    notifying.signal("-HUP");
+    until("it has read its file again", || notifying.log().contains("nothing has changed"));
+    let mut said = notifying.said();
+    said.push(notifying.message().expect("a sign of life"));
+    // It waits for some seconds only.
+    let waits_no_more = notifying.log().contains("the S3 store does not answer");
+    let lives = |message: &String| message == "WATCHDOG=1";
+    assert!(waits_no_more || said.iter().all(lives), "{said:?}");
 }

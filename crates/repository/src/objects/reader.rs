@@ -9,7 +9,7 @@ use futures_util::stream::BoxStream;
 use object_store::{GetOptions, GetRange, ObjectStore as _};
 use perigee_model::Problem;
 
-use super::{Held, Objects, RETRY_MAX, SILENCE_MAX, failed, within};
+use super::{Held, Objects, RETRY_MAX, SILENCE_MAX, not_done, within};
 
 /// How often a read goes on with another request, when the store has ended the one before.
 const AGAIN_MAX: u32 = 5;
@@ -86,7 +86,7 @@ impl ObjectReader {
             let next = tokio::time::timeout(RETRY_MAX + SILENCE_MAX, coming.next()).await;
             match next {
                 Ok(Some(Ok(bytes))) if bytes.is_empty() => {}
-                Ok(Some(next)) => return next.map_err(|e| failed(&self.what, e)),
+                Ok(Some(next)) => return next.map_err(|e| not_done(&self.what, e).into()),
                 Ok(None) => {
                     let why = "the object in the store is shorter than the file";
                     return Err(Problem::internal(&self.what, why));

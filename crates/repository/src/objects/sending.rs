@@ -76,7 +76,7 @@ impl Sending {
             let at = objects.at(&target.key);
             let put = objects.s3.put_part(&at, &id, number, PutPayload::from(bytes));
             let sent = within(&target.what, objects.waits.request, put).await;
-            place.end(sent)
+            place.end(sent).map_err(Problem::from)
         }));
     }
 
@@ -102,9 +102,9 @@ impl Sending {
             Ok(_) => Ok(()),
             // The store may have done it, and its answer was lost: then it knows no such upload any more. The key is
             // this object's alone.
-            Err(problem) => match self.objects.length_of(&self.target).await {
+            Err(not_done) => match self.objects.length_of(&self.target).await {
                 Ok(length) if length == self.sent => Ok(()),
-                _ => Err(problem),
+                _ => Err(not_done.into()),
             },
         }
     }

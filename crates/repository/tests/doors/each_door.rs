@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use perigee_model::percent::encoded_path;
 use perigee_repository::Quota;
 
 use crate::ftps::Gateway;
@@ -83,7 +84,7 @@ impl<'a> Doors<'a> {
     }
 
     async fn over_http(&self, tenant: &str, ask: Ask<'_>, file: &Path) -> (bool, String) {
-        let url = |at: &str| format!("/v1/data/{}", encoded(at));
+        let url = |at: &str| format!("/v1/data/{}", encoded_path(at));
         let post = ["-X", "POST"];
         match ask {
             Ask::Put(at, _) => self.curl(tenant, &["-T", path(file)], &url(at)).await,
@@ -97,14 +98,14 @@ impl<'a> Doors<'a> {
             }
             Ask::Rename(from, to) => {
                 let (_, to) = to.split_once('/').expect("TENANT/PATH");
-                let from = format!("{}?rename={}", url(from), encoded(to));
+                let from = format!("{}?rename={}", url(from), encoded_path(to));
                 self.curl(tenant, &post, &from).await
             }
         }
     }
 
     async fn over_dav(&self, tenant: &str, ask: Ask<'_>, file: &Path) -> (bool, String) {
-        let url = |at: &str| format!("/dav/{}", encoded(at));
+        let url = |at: &str| format!("/dav/{}", encoded_path(at));
         match ask {
             Ask::Put(at, _) => self.curl(tenant, &["-T", path(file)], &url(at)).await,
             Ask::Get(at) => self.curl(tenant, &["-o", path(file)], &url(at)).await,
@@ -144,7 +145,7 @@ impl<'a> Doors<'a> {
         let token = format!("token-of-{tenant}");
         let named = async |arguments: &[&str], at: &str| {
             let all = [&["--ftp-method", "nocwd"], arguments].concat();
-            let output = self.gateway.curl(&token, &all, &format!("/{}", encoded(at))).await;
+            let output = self.gateway.curl(&token, &all, &format!("/{}", encoded_path(at))).await;
             (output.status.success(), text(&output.stdout))
         };
         let told = async |commands: &[String]| {
@@ -169,15 +170,6 @@ impl<'a> Doors<'a> {
         let all = fs::read_dir(self.server.stored("a", "")).expect("a directory");
         all.map(|entry| text(entry.expect("an entry").file_name().as_encoded_bytes())).collect()
     }
-}
-
-/// A path in a URL.
-fn encoded(at: &str) -> String {
-    let part = |byte: u8| match byte {
-        b'/' | b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
-        _ => format!("%{byte:02X}"),
-    };
-    at.bytes().map(part).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,6 +7,7 @@ mod ftps;
 mod http;
 mod mounted;
 mod relay;
+mod s3;
 mod server;
 mod sftp;
 mod store;

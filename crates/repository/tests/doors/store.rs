@@ -1,9 +1,8 @@
-//! Contents in an S3 store: a server of its own, which is killed in the middle. `PERIGEE_TEST_S3` names its program; without
-//! it, `scripts/s3-server` builds it.
+//! Contents in an S3 store: a server of its own (`s3.rs`), which is killed in the middle.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,65 +12,30 @@ use tempfile::TempDir;
 use tokio::io::AsyncWriteExt as _;
 
 use crate::relay::{Fate, Relay};
+use crate::s3::{KEY, S3};
 use crate::server::{PATIENCE, Server, content, path, run, text};
 
 const BUCKET: &str = "files";
 const PREFIX: &str = "of/perigee";
-const KEY: &str = "S3RVER";
 
 /// An S3 store with one bucket. Its objects survive a kill.
 struct Store {
-    dir: TempDir,
+    server: Option<S3>,
     port: u16,
-    process: Child,
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn program() -> String {
-    std::env::var("PERIGEE_TEST_S3").unwrap_or_else(|_| {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/s3-server");
-        let output = Command::new(script).stderr(Stdio::inherit()).output().expect("a script");
-        assert!(output.status.success(), "it builds");
-        text(&output.stdout).trim().to_owned()
-    })
+    dir: TempDir,
 }
 
 impl Store {
     async fn start() -> Self {
         let (dir, port) = (tempfile::tempdir().expect("a directory"), unused_port());
-        fs::create_dir(dir.path().join(BUCKET)).expect("a bucket");
-        let process = Self::begin(&dir, port);
-        let store = Self { dir, port, process };
-        store.listens().await;
-        store
-    }
-
-    fn begin(dir: &TempDir, port: u16) -> Child {
-        let mut command = Command::new(program());
-        command.args(["--host", "127.0.0.1", "--port", &port.to_string()]);
-        command.args(["--access-key", KEY, "--secret-key", KEY]).arg(dir.path());
-        command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("a store")
-    }
-
-    async fn listens(&self) {
-        let address = ("127.0.0.1", self.port);
-        until("the store listens", async || tokio::net::TcpStream::connect(address).await.is_ok())
-            .await;
+        let server = Some(S3::start(dir.path(), BUCKET, port).await);
+        Self { server, port, dir }
     }
 
     /// SIGKILL, and a new start.
     async fn restart(&mut self) {
-        self.process.kill().expect("a kill");
-        self.process.wait().expect("its end");
-        self.process = Self::begin(&self.dir, self.port);
-        self.listens().await;
+        drop(self.server.take());
+        self.server = Some(S3::start(self.dir.path(), BUCKET, self.port).await);
     }
 
     async fn objects(&self) -> Arc<Objects> {

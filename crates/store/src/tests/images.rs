@@ -292,23 +292,24 @@ async fn the_same_layer_twice_is_one_and_a_taken_name_is_a_conflict() {
     );
 }
 
-/// Blocks of QEMU behind an NBD address.
-struct Exported(Child);
+/// A process that is killed when this is dropped.
+struct Started(Child);
 
-impl Drop for Exported {
+impl Drop for Started {
     fn drop(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 }
 
-fn export(blocks: &[&str]) -> (Exported, String) {
+/// Blocks of QEMU behind an NBD address.
+fn export(blocks: &[&str]) -> (Started, String) {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let server = format!("addr.type=inet,addr.host=127.0.0.1,addr.port={port},max-connections=0");
     let mut command = Command::new("qemu-storage-daemon");
     command.args(blocks).args(["--nbd-server", &server]);
     command.args(["--export", "nbd,id=e,node-name=blocks,name=disk"]);
-    let daemon = Exported(command.spawn().expect("qemu-storage-daemon is there"));
+    let daemon = Started(command.spawn().expect("qemu-storage-daemon is there"));
     let deadline = Instant::now() + Duration::from_secs(60);
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
         assert!(Instant::now() < deadline, "waited 60 s for the NBD server");
@@ -318,7 +319,7 @@ fn export(blocks: &[&str]) -> (Exported, String) {
 }
 
 /// A disk that answers no read.
-fn stalled() -> (Exported, String) {
+fn stalled() -> (Started, String) {
     let disk = "null-co,node-name=blocks,size=67108864,read-zeroes=off,latency-ns=1000000000000";
     export(&["--blockdev", disk])
 }
@@ -375,16 +376,13 @@ fn an_import_that_makes_progress_has_no_limit() {
 
 #[test]
 fn a_program_that_only_computes_makes_progress() {
-    let busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
-    let mut busy = busy.unwrap();
-    let first = Footprint::of(Some(busy.id()), None);
-    let begun = Instant::now();
-    while Footprint::of(Some(busy.id()), None) == first {
+    let busy = Started(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
+    let seen = || Footprint::of(Some(busy.0.id()), None);
+    let (first, begun) = (seen(), Instant::now());
+    while seen() == first {
         assert!(begun.elapsed() < Duration::from_secs(60), "no time of the CPU is seen");
         std::thread::sleep(Duration::from_millis(10));
     }
-    busy.kill().unwrap();
-    busy.wait().unwrap();
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use perigee_model::Problem;
 use perigee_model::backup::BackupTarget;
-use perigee_repository::{Address, Objects, REFUSES};
+use perigee_repository::{Address, NotDone, Objects};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
@@ -166,7 +166,7 @@ impl Target {
             }
             Place::S3(objects) => {
                 let got = objects.get_whole(&self.what(), key, bytes_max).await;
-                Ok(got.map_err(refused)?.map(Vec::from))
+                Ok(got.map_err(of_store)?.map(Vec::from))
             }
         }
     }
@@ -182,7 +182,7 @@ impl Target {
                 self.run(dir, move |dir| put(dir, &key, &bytes)).await
             }
             Place::S3(objects) => {
-                objects.put_whole(&self.what(), key, bytes).await.map_err(refused)
+                objects.put_whole(&self.what(), key, bytes).await.map_err(of_store)
             }
         }
     }
@@ -197,7 +197,7 @@ impl Target {
                 let prefix = prefix.to_owned();
                 self.run(dir, move |dir| names(dir, &prefix)).await
             }
-            Place::S3(objects) => objects.names(&self.what(), prefix).await.map_err(refused),
+            Place::S3(objects) => objects.names(&self.what(), prefix).await.map_err(of_store),
         }
     }
 }
@@ -213,7 +213,7 @@ impl Target {
                 let key = key.to_owned();
                 self.run(dir, move |dir| delete(dir, &key)).await
             }
-            Place::S3(objects) => objects.delete(key, None).await.map_err(refused),
+            Place::S3(objects) => objects.delete(key, None).await.map_err(of_store),
         }
     }
 
@@ -232,14 +232,14 @@ impl Target {
     }
 }
 
-/// A store that refuses these credentials does so the next time too.
-fn refused(problem: Problem) -> Problem {
-    if !problem.why.starts_with(REFUSES) {
-        return problem;
+/// A store that refuses these credentials is not asked again.
+fn of_store(not_done: NotDone) -> Problem {
+    match not_done {
+        NotDone::Refused(problem) => Problem::invalid(problem.what, problem.why).next(
+            "check the credentials for the store of the volume server's user at the host that was asked",
+        ),
+        NotDone::Failed(problem) => problem,
     }
-    Problem::invalid(problem.what, problem.why).next(
-        "check the credentials for the store of the volume server's user at the host that was asked",
-    )
 }
 
 /// The object is gone when this returns, also after a power cut: what it names is deleted next.

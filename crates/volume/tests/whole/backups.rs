@@ -12,6 +12,7 @@ use perigee_model::volume::{
 };
 use perigee_model::{BackupName, LeaveSite, Problem, ProblemKind, TenantName};
 
+use crate::s3::{KEY, S3};
 use crate::server::{MIB, Server, assert_io, run, sample, until};
 use crate::small::Small;
 
@@ -434,47 +435,22 @@ async fn damage_at_the_home_is_not_backed_up_as_if_it_was_sound() {
     assert_eq!(found(&server, to.path()).await.len(), 1);
 }
 
-/// An S3 store with one bucket, of a program of its own. `PERIGEE_TEST_S3` names it; without it, `scripts/s3-server` builds it.
+/// An S3 store with one bucket.
 struct Store {
-    process: std::process::Child,
+    _server: S3,
     port: u16,
     _dir: tempfile::TempDir,
 }
 
-const KEY: &str = "S3RVER";
-
 impl Store {
     async fn start() -> Self {
-        let program = std::env::var("PERIGEE_TEST_S3").unwrap_or_else(|_| {
-            run(&[concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/s3-server")])
-                .trim()
-                .to_owned()
-        });
         let (dir, port) = (tempfile::tempdir().expect("a directory"), perigee_http::unused_port());
-        std::fs::create_dir(dir.path().join("bucket")).expect("a bucket");
-        let process = std::process::Command::new(program)
-            .args(["--host", "127.0.0.1", "--port", &port.to_string()])
-            .args(["--access-key", KEY, "--secret-key", KEY])
-            .arg(dir.path())
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .expect("a store");
-        let store = Self { process, port, _dir: dir };
-        let address = ("127.0.0.1", port);
-        until("the store", async || tokio::net::TcpStream::connect(address).await.is_ok()).await;
-        store
+        Self { _server: S3::start(dir.path(), "bucket", port).await, port, _dir: dir }
     }
 
     fn target(&self) -> BackupTarget {
         let endpoint = Some(format!("http://127.0.0.1:{}", self.port));
         BackupTarget { address: "s3://bucket/of/perigee".to_owned(), endpoint }
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        self.process.kill().expect("a kill");
-        self.process.wait().expect("its end");
     }
 }
 

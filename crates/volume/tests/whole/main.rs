@@ -14,6 +14,8 @@ mod kills;
 mod oracles;
 mod proxy;
 mod replicas;
+#[path = "../../../repository/tests/doors/s3.rs"]
+mod s3;
 mod server;
 mod small;
 mod tools;

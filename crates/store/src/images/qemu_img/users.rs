@@ -155,9 +155,7 @@ mod tests {
     /// What had left its group went on after the import, without a limit of time.
     #[test]
     fn nothing_that_a_run_has_started_goes_on_after_it() {
-        if !Uid::effective().is_root() {
-            return;
-        }
+        assert!(Uid::effective().is_root(), "run this test as root, as `make test` does");
         let (user, other) = (RunUser::new(), RunUser::new());
         let sleep_of = |of: &RunUser| {
             let uid = of.uid().expect("a user");
