@@ -55,6 +55,7 @@ async fn main() -> Result<()> {
             doors: perigee_controller::Doors::default(),
             prices: None,
             providers: None,
+            web_certificate: None,
             rent_budget: perigee_controller::Live::new(None),
         };
         return Ok(perigee_controller::run(config).await?);
