@@ -3,7 +3,7 @@
 PERIGEE_SCALE ?= 0.05
 ROUNDS ?= 5
 
-.PHONY: setup build package image demo demo-burst test test-packages alpine btrfs slurm faults soak fuzz lint bench experiments clean
+.PHONY: setup build package image demo demo-burst test test-packages test-pages alpine btrfs slurm faults soak fuzz lint bench experiments clean
 
 ## Install the Debian packages that are missing
 setup:
@@ -40,6 +40,10 @@ test-packages: setup
 	scripts/golden-image >/dev/null
 	cargo test --quiet --locked --workspace --test operator --no-run
 	package=$$(scripts/package --program "$${CARGO_TARGET_DIR:-target}/debug/perigee" --out out/debug) && scripts/test-packages "$$package"
+
+## The pages in Debian's Chromium, with 20 hosts made of memory and 500 VMs; some minutes. Pictures of the pages: out/pages
+test-pages: setup
+	scripts/test-pages
 
 ## Jobs and a VM in a cloud image without systemd, bash and glibc. Under emulation it boots too slowly for `make test`
 alpine: setup

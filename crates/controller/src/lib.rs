@@ -132,9 +132,10 @@ mod tests;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
-use perigee_http::{Listen, notify};
+use perigee_http::{BrowserCertificate, Listen, notify};
 use perigee_model::money::Money;
 use perigee_model::network::PublishPorts;
 use perigee_model::{Problem, SiteId};
@@ -166,6 +167,8 @@ pub struct Config {
     pub site: Option<SiteId>,
     /// Whether it talks plain TCP with the hosts and with clients.
     pub insecure: bool,
+    /// What browsers are shown that call the controller by a name of this certificate.
+    pub web_certificate: Option<Arc<BrowserCertificate>>,
     /// Where files are served, beside the API.
     pub doors: Doors,
     /// The S3 store with the contents of files, if they are not on the controller's disk.
@@ -311,6 +314,9 @@ async fn until(config: Config, stop: BoxFuture<'static, ()>) -> Result<(), Probl
     let supervisor = started.await?;
     let router = web::router(supervisor.cluster.clone());
     let network = &supervisor.cluster.network;
+    if let (Some(identity), Some(certificate)) = (network.identity(), &config.web_certificate) {
+        identity.show_besides(Arc::clone(certificate));
+    }
     let serve = async {
         let bound = perigee_http::bind(router, &config.listen, network).await?;
         notify::ready("");

@@ -19,12 +19,14 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{
     CertificateError, ClientConfig, Error, OtherError, RootCertStore, ServerConfig,
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use webpki::EndEntityCert;
 
+use crate::browsers::{Besides, BrowserCertificate, Choice};
 use crate::certificate::{
     CA_FILE, CERTIFICATE_LIFE, Certified, Credentials, IDENTITY_FILE, PeerIdentity, certificates,
     fingerprint, now_ms,
@@ -52,6 +54,8 @@ pub struct Identity {
     strangers: Strangers,
     /// The directory of the files, if it was read from some.
     dir: Option<PathBuf>,
+    /// What browsers are shown besides.
+    besides: Besides,
     loaded: RwLock<Arc<Loaded>>,
 }
 
@@ -93,10 +97,16 @@ impl Identity {
         dir: Option<PathBuf>,
     ) -> Result<Arc<Self>, Problem> {
         let (provider, trust) = (Arc::new(ring::default_provider()), Arc::default());
-        let loaded = Loaded::new(credentials, strangers, &provider);
+        let besides = Besides::default();
+        let loaded = Loaded::new(credentials, strangers, &provider, &besides);
         let loaded = loaded.map_err(|why| Problem::invalid("can't use the certificates", why))?;
         let loaded = RwLock::new(Arc::new(loaded));
-        Ok(Arc::new(Self { provider, trust, strangers, dir, loaded }))
+        Ok(Arc::new(Self { provider, trust, strangers, dir, besides, loaded }))
+    }
+
+    /// Has browsers see this certificate when they call the server by a name in it. The first one counts.
+    pub fn show_besides(&self, certificate: Arc<BrowserCertificate>) {
+        let _ = self.besides.set(certificate);
     }
 
     /// The identity in a directory. [`Identity::follow`] keeps it up to date.
@@ -167,7 +177,7 @@ impl Identity {
     }
 
     fn read(&self, new: &Credentials) -> Result<Loaded, Problem> {
-        let loaded = Loaded::new(new, self.strangers, &self.provider);
+        let loaded = Loaded::new(new, self.strangers, &self.provider, &self.besides);
         loaded.map_err(|why| Problem::invalid("can't use the certificates", why))
     }
 
@@ -346,6 +356,7 @@ impl Loaded {
         credentials: &Credentials,
         strangers: Strangers,
         provider: &Arc<CryptoProvider>,
+        besides: &Besides,
     ) -> Result<Self, String> {
         let text = |e: &dyn std::fmt::Display| e.to_string();
         let mut roots = RootCertStore::empty();
@@ -367,12 +378,13 @@ impl Loaded {
             Strangers::Heard => verifier.allow_unauthenticated(),
         };
         let verifier = verifier.build().map_err(|e| text(&e))?;
+        let shown = CertifiedKey::from_der(chain.clone(), key.clone_key(), provider);
+        let shown = Arc::new(shown.map_err(|e| text(&e))?);
         let mut config = ServerConfig::builder_with_provider(Arc::clone(provider))
             .with_safe_default_protocol_versions()
             .map_err(|e| text(&e))?
             .with_client_cert_verifier(verifier)
-            .with_single_cert(chain.clone(), key.clone_key())
-            .map_err(|e: Error| text(&e))?;
+            .with_cert_resolver(Arc::new(Choice { own: shown, besides: Arc::clone(besides) }));
         // A client that resumes a session shows no certificate again, and nobody would look at its time.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;

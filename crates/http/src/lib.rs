@@ -12,7 +12,7 @@
 //! floors, from the ground up:
 //! files, ours, seldom, clock, memory, notify
 //! certificate, reply, daemon
-//! authority, trust, peer, slots
+//! authority, trust, peer, slots, browsers
 //! grants, verify
 //! identity
 //! network
@@ -36,11 +36,13 @@
 //! | How long may a client of the HTTP APIs be silent, and how many may there be? | `connections.rs`, `connections/places.rs` (for NBD and iSCSI too) |
 //! | What becomes of a request that a web page makes its reader's browser send? | `guard.rs` |
 //! | Which addresses may come from another host, and how long may an answer be? | `network.rs`, `client/answer.rs` |
+//! | Who gets the operator's own certificate, and who the cluster's? | `browsers.rs` |
 //! | What is in a certificate of the cluster, and which ones count? | `certificate.rs`, `authority.rs`, `trust.rs`, `verify.rs` |
 
 #![warn(missing_docs)]
 
 pub mod authority;
+mod browsers;
 pub mod certificate;
 mod claim;
 mod client;
@@ -74,6 +76,7 @@ pub mod websocket;
 pub use authority::Authority;
 pub use axum::body::Body;
 pub use axum::http::Method;
+pub use browsers::BrowserCertificate;
 pub use certificate::{Certified, PeerIdentity};
 pub use claim::{Claim, Refusal};
 pub use client::{Client, NOTICE_HEADER, Response};

@@ -479,8 +479,13 @@ async fn who_joins_talks_to_no_controller_but_the_one_of_its_token() {
     impostor.expect("a client").get::<String>("/").await.expect_err("it is home1");
 }
 
-/// A client that knows nothing of Perigee, and trusts the cluster's authority.
-async fn asked_by_others(url: &str, ca: &[u8], name: &str) -> Result<(), String> {
+/// A client that knows nothing of Perigee, trusts this authority, and offers these protocols.
+async fn asked_by_others(
+    url: &str,
+    ca: &[u8],
+    name: &str,
+    protocols: &[&str],
+) -> Result<(), String> {
     use tokio_rustls::rustls::pki_types::pem::PemObject as _;
     use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
     use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
@@ -489,11 +494,12 @@ async fn asked_by_others(url: &str, ca: &[u8], name: &str) -> Result<(), String>
     for certificate in CertificateDer::pem_slice_iter(ca) {
         roots.add(certificate.expect("PEM")).expect("a certificate");
     }
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("versions")
         .with_root_certificates(roots)
         .with_no_client_auth();
+    config.alpn_protocols = protocols.iter().map(|one| one.as_bytes().to_vec()).collect();
     let stream = TcpStream::connect(url.trim_start_matches("https://")).await.expect("connect");
     let name = ServerName::try_from(name.to_owned()).expect("a name");
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
@@ -508,13 +514,87 @@ async fn people_s_programs_know_the_controller_by_its_addresses_and_names() {
     let identity = Identity::new(&credentials, Strangers::Heard).expect("an identity");
     let url = start(Network::Tls(identity)).await;
     for name in ["127.0.0.1", "perigee.example"] {
-        asked_by_others(&url, &credentials.ca, name).await.expect("it is called so");
+        asked_by_others(&url, &credentials.ca, name, &[]).await.expect("it is called so");
     }
     let refused =
-        asked_by_others(&url, &credentials.ca, "other.example").await.expect_err("another");
+        asked_by_others(&url, &credentials.ca, "other.example", &[]).await.expect_err("another");
     assert!(refused.contains("not valid for name"), "{refused}");
     let refused = cluster.authority.controller(&["no name".to_owned()]).err().expect("spaces");
     assert_eq!(refused.kind, ProblemKind::Invalid);
+}
+
+/// What browsers offer.
+const OF_BROWSERS: [&str; 2] = ["h2", "http/1.1"];
+
+/// A certificate for browsers with this name, of an authority of its own, in one file with its key. Also that authority.
+fn of_operator(file: &std::path::Path, name: &str) -> Vec<u8> {
+    let made = Cluster::new().authority.controller(&[name.to_owned()]).expect("a certificate");
+    write_private(file, &made.identity).expect("a file");
+    made.ca
+}
+
+#[tokio::test]
+async fn browsers_see_the_operator_s_certificate_by_its_name_and_hosts_never() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("pages.pem");
+    let issuer = of_operator(&file, "pages.example");
+    let cluster = Cluster::new();
+    // The controller may be called by that name too.
+    let called = ["127.0.0.1".to_owned(), "pages.example".to_owned()];
+    let own = cluster.authority.controller(&called).expect("a certificate");
+    let identity = Identity::new(&own, Strangers::Heard).expect("an identity");
+    let url = start(Network::Tls(Arc::clone(&identity))).await;
+    let certificate = BrowserCertificate::load(file.clone(), file.clone()).expect("it is good");
+    identity.show_besides(Arc::clone(&certificate));
+    let browser = async |ca: &[u8], name: &str| asked_by_others(&url, ca, name, &OF_BROWSERS).await;
+    browser(&issuer, "pages.example").await.expect("the operator's");
+    browser(&own.ca, "127.0.0.1").await.expect("the cluster's, as it has no such name");
+    let hosts_own = cluster.identity(&host("home1"), Strangers::Refused);
+    let listen = authority_of(&url).expect("an address");
+    for name in ["pages.example:1", "127.0.0.1:1"] {
+        let stream = TcpStream::connect(listen).await.expect("connect");
+        let expected = Expected::Identity(PeerIdentity::Controller);
+        hosts_own.connect(name, expected, stream).await.expect("the cluster's");
+    }
+    asked_by_others(&url, &own.ca, "pages.example", &[]).await.expect("the cluster's");
+    // A new certificate of the cluster changes nothing.
+    identity.replace(&own).expect("it is used");
+    browser(&issuer, "pages.example").await.expect("the operator's");
+    std::fs::remove_file(&file).expect("removed");
+    let later = of_operator(&file, "pages.example");
+    browser(&issuer, "pages.example").await.expect("the one that was read");
+    certificate.read_again().expect("it is good");
+    browser(&later, "pages.example").await.expect("the new one");
+    std::fs::write(&file, "no certificate").expect("written");
+    let refused = certificate.read_again().expect_err("it is no certificate");
+    assert!(refused.why.contains("there is no certificate"), "{refused}");
+    browser(&later, "pages.example").await.expect("the last good one");
+}
+
+#[test]
+fn what_is_wrong_with_a_certificate_for_browsers_is_said_with_its_file() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| dir.path().join(name);
+    of_operator(&at("a.pem"), "pages.example");
+    of_operator(&at("b.pem"), "pages.example");
+    of_operator(&at("address.pem"), "127.0.0.1");
+    let pem = std::fs::read_to_string(at("a.pem")).expect("text");
+    let (certificate, key) = pem.split_at(pem.rfind("-----BEGIN").expect("a key"));
+    write_private(&at("certificate.pem"), certificate.as_bytes()).expect("a file");
+    std::fs::write(at("open.key"), key).expect("a file");
+    for (certificate, key, why) in [
+        ("none.pem", "a.pem", "none.pem"),
+        ("open.key", "a.pem", "open.key for browsers: there is no certificate"),
+        ("address.pem", "address.pem", "no DNS name"),
+        ("a.pem", "none.pem", "none.pem"),
+        ("a.pem", "certificate.pem", "certificate.pem for browsers: there is no private key"),
+        ("a.pem", "b.pem", "not the key of the first certificate in"),
+        ("a.pem", "open.key", "other users may use the key"),
+    ] {
+        let refused = BrowserCertificate::load(at(certificate), at(key)).expect_err(why);
+        assert_eq!(refused.kind, ProblemKind::Invalid, "{refused}");
+        assert!(refused.to_string().contains(why), "{why}: {refused}");
+    }
 }
 
 /// Sends back what comes over its WebSocket.

@@ -1,6 +1,7 @@
 "use strict";
 // Keeps the open page fresh: the controller says that what the page shows has changed (server-sent events), and the page's
-// main part is fetched anew and put in place of the old one. Without this script a page is read, and read anew, as usual.
+// main part is fetched anew and put in place of the old one. The lines of a job's log come with the same events, because a browser has
+// few connections. Without this script a page is read, and read anew, as usual.
 (() => {
   const LOST = "The connection to the controller is lost. Trying again …";
   const NOT_LIVE = "This page is not kept fresh at the moment. Trying again …";
@@ -58,11 +59,11 @@
   };
 
   let isBusy = false;
-  const refresh = async () => {
+  const refresh = async (state) => {
     if (isBusy || isInUse()) return false;
     isBusy = true;
     try {
-      const headers = { accept: "text/html" };
+      const headers = { accept: "text/html", "perigee-state": state };
       // The log is here already, and has lines of its own.
       if (main.querySelector("[data-keep=log]")) headers["perigee-without-log"] = "1";
       const answer = await fetch(location.href, { headers, signal: AbortSignal.timeout(ANSWER_MS) });
@@ -75,7 +76,6 @@
       const fresh = parsed.getElementById("main");
       if (!fresh) return false;
       swap(document.adoptNode(fresh));
-      follow();
       return answer.ok;
     } catch {
       return false;
@@ -84,8 +84,28 @@
     }
   };
 
+  // The log has lines of its own, which are added at its end.
+  const logPart = () => main.querySelector("[data-log]");
+  const add = (line) => {
+    const part = logPart();
+    if (!part) return;
+    const box = part.querySelector(".log");
+    const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+    const shown = document.createElement("div");
+    shown.textContent = line.text;
+    if (line.is_error) shown.className = "err";
+    box.append(shown);
+    while (box.childElementCount > LOG_LINES_MAX) box.firstElementChild.remove();
+    if (isAtEnd) box.scrollTop = box.scrollHeight;
+    part.dataset.log = line.next;
+  };
+
   let source = null;
   let timer = 0;
+  const address = () => {
+    const part = logPart();
+    return part ? `${main.dataset.live}&${part.dataset.log}` : main.dataset.live;
+  };
   const later = (what, ms) => {
     clearTimeout(timer);
     timer = setTimeout(what, ms);
@@ -105,7 +125,7 @@
   // The stream of events does not say why it was refused. The whole page is not asked for here: there may be many like this one.
   const askWhy = async () => {
     try {
-      const answer = await fetch(main.dataset.live, { signal: AbortSignal.timeout(ANSWER_MS) });
+      const answer = await fetch(address(), { signal: AbortSignal.timeout(ANSWER_MS) });
       if (answer.body) answer.body.cancel();
       // The token is over: the page sends to where one logs in.
       if (answer.status === 401) location.reload();
@@ -117,11 +137,16 @@
   const open = () => {
     close();
     if (!main.dataset.live || document.hidden) return;
-    source = new EventSource(main.dataset.live);
+    source = new EventSource(address());
     source.addEventListener("open", () => say(""));
+    source.addEventListener("line", (event) => add(JSON.parse(event.data)));
+    source.addEventListener("end", () => {
+      const part = logPart();
+      if (part) delete part.dataset.log;
+    });
     source.addEventListener("state", async (event) => {
       say("");
-      if (event.data === main.dataset.state || (await refresh())) {
+      if (event.data === main.dataset.state || (await refresh(event.data))) {
         pause = AGAIN_MS;
       } else if (source) {
         // What is in use now is looked at again a little later.
@@ -140,48 +165,11 @@
     });
   };
 
-  // The log has lines of its own, which are added at its end.
-  let lines = null;
-  const unfollow = () => {
-    if (lines) lines.close();
-    lines = null;
-  };
-  const follow = () => {
-    const part = main.querySelector("[data-log]");
-    if (!part || document.hidden || lines) return;
-    const box = part.querySelector(".log");
-    lines = new EventSource(part.dataset.log);
-    lines.addEventListener("line", (event) => {
-      const line = JSON.parse(event.data);
-      const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
-      const shown = document.createElement("div");
-      shown.textContent = line.text;
-      if (line.is_error) shown.className = "err";
-      box.append(shown);
-      while (box.childElementCount > LOG_LINES_MAX) box.firstElementChild.remove();
-      if (isAtEnd) box.scrollTop = box.scrollHeight;
-      part.dataset.log = line.next;
-    });
-    lines.addEventListener("end", () => {
-      unfollow();
-      delete part.dataset.log;
-    });
-    lines.addEventListener("error", () => {
-      if (lines && lines.readyState === EventSource.CLOSED) unfollow();
-    });
-  };
-
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) {
-      close();
-      unfollow();
-    } else {
-      open();
-      follow();
-    }
+    if (document.hidden) close();
+    else open();
   });
   const box = main.querySelector(".log");
   if (box) box.scrollTop = box.scrollHeight;
   open();
-  follow();
 })();

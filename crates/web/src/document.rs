@@ -81,6 +81,7 @@ fn tabs(role: Option<Role>, here: &str) -> Vec<Tab> {
 /// A page's parts as HTML, and what tells whether they have changed.
 #[derive(Debug, Clone)]
 pub struct PageText {
+    title: String,
     main: String,
     /// Two pages with the same state show the same, but for their logs.
     pub state: String,
@@ -130,15 +131,19 @@ impl PageText {
     /// Of a page.
     pub fn of(page: &Page) -> Self {
         let main = text(&Main { page });
-        Self { state: digest(&main), main }
+        Self { title: page.title.clone(), state: digest(&main), main }
+    }
+
+    /// As a document, with a job's log below the page's parts if there is one.
+    pub fn document(&self, log: Option<&Log>, frame: &Frame) -> String {
+        let log = log.map(|log| text(&LogText { log })).unwrap_or_default();
+        document(&self.title, frame, (&self.main, &self.state, log))
     }
 }
 
-/// A page as a document.
+/// A page without a log as a document.
 pub fn render(page: &Page, frame: &Frame) -> String {
-    let log = page.log.as_ref().map(|log| text(&LogText { log })).unwrap_or_default();
-    let PageText { main, state } = PageText::of(page);
-    document(&page.title, frame, (&main, &state, log))
+    PageText::of(page).document(None, frame)
 }
 
 /// The page on which one logs in. `fingerprint` is that of the cluster's authority; empty without TLS.

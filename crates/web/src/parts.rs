@@ -298,7 +298,7 @@ pub struct Log {
     pub label: String,
     /// The command line that shows the same.
     pub command: String,
-    /// Where further lines come from; empty: none come.
+    /// What is added to the address of the page's events so that further lines come with them; empty: none come.
     pub live: String,
     /// What is said of the lines before these; may be empty.
     pub note: String,
@@ -326,8 +326,6 @@ pub struct Page {
     pub notice: String,
     /// Its parts.
     pub sections: Vec<Section>,
-    /// A job's log, below its parts.
-    pub log: Option<Log>,
 }
 
 impl Page {

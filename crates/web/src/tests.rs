@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use crate::known::Known;
 use crate::lists::{self, Asked, ROWS};
-use crate::parts::{Log, LoggedLine, Page};
-use crate::{Frame, front, job, money, render, sites, things};
+use crate::parts::{Cell, Log, LoggedLine, Page, Section};
+use crate::{Frame, PageText, front, job, money, render, sites, things};
 
 const NOW_MS: u64 = 1_795_450_022_000;
 const HOSTILE: &str = r#"<script>alert("x")</script>'"><img src=x onerror=y>&"#;
@@ -204,19 +204,19 @@ fn no_text_of_a_user_or_a_guest_becomes_html_on_any_page() {
     all.tasks = Some(vec![task]);
     all.rentals = Some(vec![rental.clone()]);
     all.audit = Some(vec![entry.clone()]);
-    let mut log = job::page(&job, &[hostile(a_decision())], NOW_MS);
-    log.log = Some(Log {
+    let log = Log {
         label: HOSTILE.to_owned(),
         command: HOSTILE.to_owned(),
         live: HOSTILE.to_owned(),
         note: HOSTILE.to_owned(),
         lines: vec![LoggedLine { text: HOSTILE.to_owned(), is_error: true }],
-    });
+    };
+    let of_job = job::page(&job, &[hostile(a_decision())], NOW_MS);
+    assert_harmless(&PageText::of(&of_job).document(Some(&log), &frame("/")));
     let held = front::Held::of([&vm], [&volume]);
     let pages = [
         front::page(&all),
         front::queue(&[hostile(a_job("a-0002", "queued"))], &Asked::default(), NOW_MS),
-        log,
         things::vm(&vm, std::slice::from_ref(&migration), NOW_MS),
         things::volume(&volume, NOW_MS),
         things::host(&host, &held, std::slice::from_ref(&vm), NOW_MS),
@@ -341,14 +341,26 @@ fn what_a_caller_may_not_ask_for_is_not_on_the_page() {
 #[test]
 fn a_state_is_the_same_while_a_page_shows_the_same_and_its_log_does_not_count() {
     let job = a_job("a-0001", "running");
-    let mut page = job::page(&job, &[], NOW_MS);
-    let state = |page: &Page| crate::PageText::of(page).state;
-    let first = state(&page);
-    page.log = Some(Log { lines: vec![LoggedLine::default()], ..Log::default() });
-    assert_eq!(state(&page), first);
-    assert!(html(&page).contains(&format!("data-state=\"{first}\"")));
+    let page = PageText::of(&job::page(&job, &[], NOW_MS));
+    let state = |page: &Page| PageText::of(page).state;
+    let first = page.state.clone();
+    let log = Log { lines: vec![LoggedLine::default()], ..Log::default() };
+    for log in [None, Some(&log)] {
+        let html = page.document(log, &frame("/"));
+        assert!(html.contains(&format!("data-state=\"{first}\"")), "{html}");
+    }
+    assert_eq!(state(&job::page(&job, &[], NOW_MS)), first);
     let later = job::page(&Job { reason: "another".to_owned(), ..job }, &[], NOW_MS);
     assert_ne!(state(&later), first);
+}
+
+/// Who hears or copies a page reads text, without the lines of a cell.
+#[test]
+fn a_note_is_not_written_to_the_last_word_of_its_cell() {
+    let facts = vec![("memory", Cell::number("252 GiB").note("198 GiB used"))];
+    let page = Page::new("x", "", vec![Section::new("facts", "Facts", "").facts(facts)]);
+    let html = html(&page);
+    assert!(html.contains("252 GiB <small>198 GiB used</small>"), "{html}");
 }
 
 #[test]

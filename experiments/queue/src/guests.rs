@@ -12,10 +12,10 @@ use crate::fake::FakeHost;
 /// The time from the start of a VM to the end of its command.
 pub const BOOT: Duration = Duration::from_millis(500);
 
-const LOOK: Duration = Duration::from_millis(20);
+pub const LOOK: Duration = Duration::from_millis(20);
 
 /// The SHA-256 of no bytes: the jobs have no outputs.
-const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+pub const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 /// Simulates the guests until the task is aborted.
 pub async fn live(hosts: Arc<Vec<FakeHost>>) {

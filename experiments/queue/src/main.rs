@@ -9,6 +9,7 @@
 mod fake;
 mod guests;
 mod load;
+mod pages;
 mod report;
 
 use std::fs;
@@ -36,11 +37,17 @@ enum Part {
     /// The controller of one case; the experiment starts it itself
     #[command(hide = true)]
     Controller { state: PathBuf, address: String },
+    /// So many hosts of the controller with this directory and this unix socket; the test of the pages starts them
+    #[command(hide = true)]
+    Hosts { state: PathBuf, api: String, count: usize },
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let options = Options::parse();
+    if let Some(Part::Hosts { state, api, count }) = &options.part {
+        return pages::hosts(state, api, *count).await;
+    }
     if let Some(Part::Controller { state, address }) = options.part {
         let listen = address.parse().map_err(anyhow::Error::msg)?;
         let config = perigee_controller::Config {
@@ -55,6 +62,7 @@ async fn main() -> Result<()> {
             doors: perigee_controller::Doors::default(),
             prices: None,
             providers: None,
+            web_certificate: None,
             rent_budget: perigee_controller::Live::new(None),
         };
         return Ok(perigee_controller::run(config).await?);

@@ -45,6 +45,15 @@ pub struct Caller {
     pub thing: Arc<OnceLock<String>>,
 }
 
+/// What decides what a caller sees: to callers with the same rights every page and every list shows the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rights {
+    tenant: TenantName,
+    role: Role,
+    /// Only a member does not see all that the tenant has.
+    user: Option<UserName>,
+}
+
 impl From<User> for Caller {
     fn from(user: User) -> Self {
         Self {
@@ -68,6 +77,12 @@ impl Caller {
     /// What the caller is told of itself at `/v1/me`.
     pub fn me(&self) -> Me {
         Me { tenant: self.tenant.clone(), user: self.user.clone(), role: self.role }
+    }
+
+    /// What decides what this caller sees.
+    pub fn rights(&self) -> Rights {
+        let user = self.user.clone().filter(|_| self.role == Role::Member);
+        Rights { tenant: self.tenant.clone(), role: self.role, user }
     }
 
     /// Whether the caller may do what concerns all tenants.

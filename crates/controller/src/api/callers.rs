@@ -59,7 +59,6 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "GET",    "/live"),
     (May::Member,   "GET",    "/jobs"),
     (May::Member,   "GET",    "/jobs/{job}"),
-    (May::Member,   "GET",    "/jobs/{job}/log/live"),
     (May::Member,   "GET",    "/jobs/{job}/output.tar"),
     (May::Member,   "GET",    "/jobs/{job}/cancel"),
     (May::Member,   "POST",   "/jobs/{job}/cancel"),

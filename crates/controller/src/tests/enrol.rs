@@ -534,6 +534,7 @@ fn the_controllers_own_address_is_its_name_or_one_that_other_machines_reach() {
     let url = |listen: &[&str], names: &[&str]| {
         let config = crate::Config {
             providers: None,
+            web_certificate: None,
             rent_budget: Default::default(),
             state: "state".into(),
             listen: listen.iter().map(|address| address.parse().expect("an address")).collect(),

@@ -26,7 +26,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use perigee_http::terms::{Terms, obey};
-use perigee_http::{Failure, Json, Network, Reply};
+use perigee_http::{Failure, Json, Listen, Network, Reply};
 use perigee_model::guest::{GuestBody, GuestMessage, RUNNER_MARK, RUNNER_MARK_AT};
 use perigee_model::lease::HostNotice;
 use perigee_model::leave_site::{
@@ -219,6 +219,8 @@ pub struct Inside {
     pub guests_are_deaf: bool,
     /// How often its kernel was booted before.
     pub reboots: u32,
+    /// It has 64 CPUs and 256 GiB of memory; otherwise 2 and 1 GiB.
+    pub is_large: bool,
     /// KVM on such a processor; otherwise TCG.
     pub kvm_on: Option<String>,
     pub volumes: BTreeMap<VolumeName, Volume>,
@@ -282,17 +284,23 @@ impl Drop for FakeHost {
 
 impl FakeHost {
     pub async fn start(id: &str, site: &str) -> Self {
+        Self::start_in(id, site, &Network::Plain).await
+    }
+
+    /// In a network with TLS, its address is 127.0.0.1.
+    pub async fn start_in(id: &str, site: &str, network: &Network) -> Self {
         let images = BTreeMap::from([(image().name, image())]);
         let inside = Arc::new(Mutex::new(Inside { images, ..Inside::default() }));
         let dir = tempfile::tempdir().expect("a directory");
         let terms = ["agent", "pool"].map(|daemon| {
             let own = dir.path().join(daemon);
             std::fs::create_dir(&own).expect("a directory");
-            Terms::open(&own, &Network::Plain)
+            Terms::open(&own, network)
         });
         let [of_agent, of_volumes] = terms.clone();
-        let (agent_url, agent) = serve(obey(agent_routes(inside.clone()), of_agent)).await;
-        let (volume_url, volume) = serve(obey(volume_routes(inside.clone()), of_volumes)).await;
+        let (agent_url, agent) = serve(obey(agent_routes(inside.clone()), of_agent), network).await;
+        let (volume_url, volume) =
+            serve(obey(volume_routes(inside.clone()), of_volumes), network).await;
         let addresses = HostAddresses {
             tunnel: Some(tunnel_end(id)),
             site: SiteId::new(site).expect("name"),
@@ -373,7 +381,14 @@ async fn take_networks(
     Ok(Json(NetworksKnown { made_ms: inside.networks.made_ms }))
 }
 
-async fn serve(router: Router) -> (String, JoinHandle<()>) {
+async fn serve(router: Router, network: &Network) -> (String, JoinHandle<()>) {
+    if network.identity().is_some() {
+        let address = format!("127.0.0.1:{}", perigee_http::unused_port());
+        let listens = [Listen::Tcp(address.clone())];
+        let bound = perigee_http::bind(router, &listens, network).await.expect("bind");
+        let server = tokio::spawn(async move { bound.serve().await.expect("serve") });
+        return (format!("{}{address}", network.scheme()), server);
+    }
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let url = format!("http://{}", listener.local_addr().expect("address"));
     let server = tokio::spawn(async move { axum::serve(listener, router).await.expect("serve") });
@@ -464,12 +479,13 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
 
 async fn host(State(inside): Shared) -> Reply<HostReport> {
     let inside = inside.lock().expect("lock");
+    let (cpus, memory_bytes) = if inside.is_large { (64, 256 << 30) } else { (2, 1 << 30) };
     Ok(Json(HostReport {
         host: HostId::new("any").expect("name"),
         site: SiteId::new("any").expect("name"),
-        cpus: 2,
-        memory_bytes: 1 << 30,
-        memory_available_bytes: Some(1 << 30),
+        cpus,
+        memory_bytes,
+        memory_available_bytes: Some(memory_bytes),
         load_1min: Some(0.0),
         cpus_used_1m: inside.cpus_used_1m,
         pressure: inside.pressure,

@@ -358,7 +358,7 @@ async fn the_second_tenant_finds_nothing_of_the_first_on_any_page() {
             "/jobs/NAME2-0001",
             "/jobs/NAME2-0001/cancel",
             "/jobs/NAME2-0001/output.tar",
-            "/jobs/NAME2-0001/log/live",
+            "/live?of=/jobs/NAME2-0001&after=0",
             "/vms/NAME2-0001",
             "/vms/NAME2-0001/stop",
             "/volumes/NAME2-0001-out",
@@ -443,6 +443,43 @@ impl Stream {
     }
 }
 
+/// The value of an attribute that only one element of a page has.
+fn attribute<'a>(page: &'a str, name: &str) -> &'a str {
+    let value = page.split(&format!("{name}=\"")).nth(1).and_then(|rest| rest.split('"').next());
+    value.unwrap_or_else(|| panic!("no {name}: {page}"))
+}
+
+/// The controller keeps what it has seen for one reader, and shows it to others who see the same.
+#[tokio::test]
+async fn what_was_seen_for_one_reader_is_shown_to_nobody_who_may_not_see_it() {
+    let site = Site::up().await;
+    fill(&site).await;
+    let ann = site.cookie("acme/ann").await;
+    let page = wait_for("her job", async || {
+        let page = site.get(&ann, "/jobs").await.body;
+        page.contains("topsecret2-0001").then_some(page)
+    })
+    .await;
+    let mut stream = Stream::open(&site, &ann, "/live?of=/jobs").await;
+    stream.until_states(1).await;
+    let mut told: Vec<String> = stream
+        .text
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("data: ")?.to_owned()))
+        .collect();
+    told.push(attribute(&page, "data-state").to_owned());
+    for of in ["acme/ann", "blue/bob", "acme/amy"] {
+        let cookie = site.cookie(of).await;
+        for state in &told {
+            let headers = [("cookie", cookie.as_str()), ("perigee-state", state.as_str())];
+            let said = send(&site.address, "GET", "/jobs", &headers, "").await;
+            assert_eq!(said.status, 200, "{said:?}");
+            assert_eq!(said.body.contains("topsecret"), of == "acme/ann", "{of}: {said:?}");
+            assert!(said.body.contains(&format!("<span>{of}</span>")), "{said:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn an_open_page_is_told_when_what_it_shows_has_changed() {
     let site = Site::up().await;
@@ -457,8 +494,8 @@ async fn an_open_page_is_told_when_what_it_shows_has_changed() {
         "{}",
         stream.text
     );
-    let state = page.body.split("data-state=\"").nth(1).and_then(|rest| rest.split('"').next());
-    assert!(stream.text.contains(state.expect("a state")), "the page is as fresh as that");
+    let state = attribute(&page.body, "data-state");
+    assert!(stream.text.contains(state), "the page is as fresh as that");
     let _: Job = site.tenants.amy.post("/v1/jobs", &small("q")).await.expect("a job");
     stream.until_states(2).await;
 }
@@ -530,8 +567,7 @@ async fn a_jobs_log_is_on_its_page_and_goes_on_while_the_page_is_open() {
     })
     .await;
     let page = site.get(&cookie, path).await.body;
-    let live =
-        page.split("data-log=\"").nth(1).and_then(|rest| rest.split('"').next()).expect("a log");
+    let live = format!("{}&{}", attribute(&page, "data-live"), attribute(&page, "data-log"));
     let have = [("cookie", cookie.as_str()), ("perigee-without-log", "1")];
     let rest = send(&site.address, "GET", path, &have, "").await.body;
     assert!(
@@ -539,6 +575,7 @@ async fn a_jobs_log_is_on_its_page_and_goes_on_while_the_page_is_open() {
         "it is not read: {rest}"
     );
     let mut stream = Stream::open(&site, &cookie, &live.replace("&#38;", "&")).await;
+    stream.until_states(1).await;
     home.say(&vm, GuestBody::log(LogStream::Stderr, "the second line"));
     stream.until("the second line", |text| text.contains("the second line")).await;
     assert!(!stream.text.contains("<first>"), "it is told once: {}", stream.text);

@@ -77,7 +77,7 @@ pub async fn finish(request: Request, next: Next) -> Response {
 /// again, which has the same path.
 fn to_login(path: &str, is_over: bool) -> Response {
     // A stream of events is no page to come back to.
-    if path.starts_with("/live") || path.contains("/log/live") {
+    if path.starts_with("/live") {
         let mut answer = StatusCode::UNAUTHORIZED.into_response();
         forget(&mut answer, is_over);
         return answer;

@@ -1,15 +1,15 @@
 //! Server-sent events: that what a page shows has changed, and the new lines of a job's log.
 //!
 //! Nothing tells when a figure of a host or a VM changes: the controller asks for it. So an open page is made anew every
-//! [`LOOK_EVERY`], and what is told is only whether it differs. It is made for the same caller as the page itself, who is
+//! [`LOOK_EVERY`], once for all who see the same ([`super::looks`]), and what is told is only whether it differs. The caller is
 //! looked up again each time: a token that is over, or a role that has changed, counts at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::{HeaderMap, Method, Uri};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
@@ -19,17 +19,15 @@ use perigee_model::guest::LogStream;
 use perigee_model::job::LogLine;
 use perigee_model::limits::{LIVE_PAGES, LIVE_PAGES_OF_ONE, LIVE_PAGES_OF_USERS, OutOfLimits};
 use perigee_model::{JobId, Problem, ProblemKind};
-use perigee_web::PageText;
 use perigee_web::parts::LoggedLine;
 use serde::Deserialize;
+use tokio::time::Instant;
 
 use super::ask::{self, Ask};
+use super::looks::LOOK_EVERY;
 use super::{Shared, Web, pages};
 use crate::api::Caller;
-use crate::cluster::Cluster;
 
-/// How often an open page is made anew.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
 /// How often a log is looked at for new lines.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 /// A silent stream says so often that it is there, and so notices that its reader has gone.
@@ -95,33 +93,28 @@ impl Drop for Place {
 }
 
 /// A stream's reader, and since when it reads.
+#[derive(Clone)]
 struct Reader {
-    cluster: Arc<Cluster>,
+    web: Web,
     caller: Caller,
     begun: Instant,
-    /// It is asked again after a first time.
-    is_first: bool,
-    _place: Place,
+    _place: Arc<Place>,
 }
 
 impl Reader {
-    fn new(web: &Web, caller: Caller) -> Result<Self, Problem> {
-        let place = web.live.begin(&caller.who, caller.is_admin())?;
-        let cluster = Arc::clone(&web.cluster);
-        Ok(Self { cluster, caller, begun: Instant::now(), is_first: true, _place: place })
+    fn new(web: Web, caller: Caller) -> Result<Self, Problem> {
+        let place = Arc::new(web.live.begin(&caller.who, caller.is_admin())?);
+        Ok(Self { web, caller, begun: Instant::now(), _place: place })
     }
 
-    /// Waits until the next look is due. Returns whether there is one: the stream is not too old, and its reader still
-    /// may read.
-    async fn next_look(&mut self, every: Duration) -> bool {
-        if !std::mem::take(&mut self.is_first) {
-            tokio::time::sleep(every).await;
-        }
+    /// Whether the stream is not too old, and its reader is still a user, with the role that it has now.
+    fn may_go_on(&mut self) -> bool {
         if self.begun.elapsed() > LIFE_MAX {
             return false;
         }
         let Some(token) = self.caller.token.clone() else { return true };
-        let Some(user) = self.cluster.accounts.by_token_id(&token.id) else { return false };
+        let user = self.web.cluster.accounts.by_token_id(&token.id);
+        let Some(user) = user else { return false };
         self.caller = Caller { token: Some(token), ..user.into() };
         true
     }
@@ -139,60 +132,100 @@ where
 pub struct Of {
     /// The page's path, with its query.
     of: String,
+    /// On the page of a job: the lines of its log after this message are told too.
+    after: Option<u64>,
+    /// Those of this VM, of a job with several ones.
+    rank: Option<u32>,
 }
 
-/// Tells the state of what a page shows: at once, and whenever it is another one.
+/// Tells the state of what a page shows: at once, and whenever it is another one. On the page of a job it also tells the new lines
+/// of the log, each once, until the job has ended: a browser has few connections.
 pub async fn page(
     State(web): Shared,
     caller: Caller,
+    headers: HeaderMap,
     query: Result<Query<Of>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Failure> {
-    let Query(Of { of }) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
-    let uri: Uri = of.parse().map_err(|e| Problem::invalid("request query", e))?;
+    let Query(asked) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    let uri: Uri = asked.of.parse().map_err(|e| Problem::invalid("request query", e))?;
     if !ask::may(&caller, &Method::GET, uri.path()) {
         let why = format!("{} may not ask for this", caller.who);
         return Err(Problem::forbidden(format!("can't keep {} fresh", uri.path()), why).into());
     }
-    let looking = (Reader::new(&web, caller)?, uri, String::new());
-    Ok(events(stream::unfold(looking, |(mut reader, uri, told)| async move {
-        loop {
-            let is_begin = reader.is_first;
-            if !reader.next_look(LOOK_EVERY).await
-                || !ask::may(&reader.caller, &Method::GET, uri.path())
-            {
-                return None;
-            }
-            let state = match pages::page(&reader.cluster, &reader.caller, &uri).await {
-                Ok(page) => PageText::of(&page).state,
-                // What can't be shown any more is another state: the page is fetched, and says why.
-                Err(problem) => problem.to_string().replace(['\r', '\n'], " "),
-            };
-            if state != told {
-                let event = Event::default().event("state").data(&state);
-                let event = if is_begin { event.retry(AGAIN) } else { event };
-                return Some((Ok(event), (reader, uri, state)));
-            }
-        }
-    })))
+    let mut log = None;
+    if let Some(after) = asked.after {
+        let job = pages::job_of(&uri).ok_or_else(|| {
+            Problem::invalid("request query", format!("{} has no log", uri.path()))
+        })?;
+        let job = Ask::new(&web.cluster, &caller).job(job).await?.id;
+        // A browser that opens a lost stream again says which line it had last.
+        let last = headers.get("last-event-id").and_then(|last| last.to_str().ok()?.parse().ok());
+        log = Some((job, last.unwrap_or(after)));
+    }
+    let reader = Reader::new(web, caller)?;
+    let following = log.map(|(job, after)| Following {
+        reader: reader.clone(),
+        job,
+        rank: asked.rank,
+        after,
+        due: Instant::now(),
+        lines: VecDeque::new(),
+        was_over: false,
+        is_told: false,
+    });
+    let watching = Watching { reader, uri, due: Instant::now(), told: None };
+    let states = stream::unfold(watching, |mut watching| async move {
+        let event = watching.next().await?;
+        Some((Ok(event), watching))
+    });
+    let lines = stream::unfold(following, |following| async move {
+        let mut following = following?;
+        let event = following.next().await?;
+        Some((Ok(event), Some(following)))
+    });
+    Ok(events(stream::select(states, lines)))
 }
 
-/// Where the lines of a log go on after this one.
-pub fn log_path(job: &JobId, rank: Option<u32>, after: u64) -> String {
+/// What watches a page.
+struct Watching {
+    reader: Reader,
+    uri: Uri,
+    /// When it looks again.
+    due: Instant,
+    told: Option<String>,
+}
+
+impl Watching {
+    /// The next event; `None` at the stream's end.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            tokio::time::sleep_until(self.due).await;
+            let reader = &mut self.reader;
+            if !reader.may_go_on() || !ask::may(&reader.caller, &Method::GET, self.uri.path()) {
+                return None;
+            }
+            let web = &reader.web;
+            let seen = web.looks.seen(&web.cluster, &reader.caller, &self.uri).await;
+            self.due = seen.at + LOOK_EVERY;
+            if self.told.as_ref() == Some(&seen.state) {
+                continue;
+            }
+            let event = Event::default().event("state").data(&seen.state);
+            let is_first = self.told.replace(seen.state).is_none();
+            return Some(if is_first { event.retry(AGAIN) } else { event });
+        }
+    }
+}
+
+/// What is added to the address of a page's events, so that the lines of the log after this message come with them.
+pub fn log_query(rank: Option<u32>, after: u64) -> String {
     let rank = rank.map_or_else(String::new, |rank| format!("&rank={rank}"));
-    format!("/jobs/{job}/log/live?after={after}{rank}")
+    format!("after={after}{rank}")
 }
 
 /// A line as it is shown.
 pub fn logged(line: &LogLine) -> LoggedLine {
     LoggedLine { text: line.line.clone(), is_error: line.stream == LogStream::Stderr }
-}
-
-/// The query of [`log`].
-#[derive(Debug, Deserialize)]
-pub struct After {
-    #[serde(default)]
-    after: u64,
-    rank: Option<u32>,
 }
 
 /// What follows a job's log.
@@ -201,6 +234,8 @@ struct Following {
     job: JobId,
     rank: Option<u32>,
     after: u64,
+    /// When it looks again.
+    due: Instant,
     lines: VecDeque<LogLine>,
     /// The job had ended before the log was read last.
     was_over: bool,
@@ -215,11 +250,15 @@ impl Following {
                 self.after = line.seq;
                 return Some(self.event(&line));
             }
-            if self.is_told || !self.reader.next_look(LOG_EVERY).await {
+            tokio::time::sleep_until(self.due).await;
+            if self.is_told || !self.reader.may_go_on() {
                 return None;
             }
-            let ask = Ask::new(&self.reader.cluster, &self.reader.caller);
-            let more = ask.log(&self.job, (self.rank, self.after, Some(LINES))).await.ok()?;
+            self.due = Instant::now() + LOG_EVERY;
+            let ask = Ask::new(&self.reader.web.cluster, &self.reader.caller);
+            let more = ask.log(&self.job, (self.rank, self.after, Some(LINES))).await;
+            // What can't be read now is read with the next look.
+            let Ok(more) = more else { continue };
             if more.is_empty() && self.was_over {
                 self.is_told = true;
                 return Some(Event::default().event("end").data("the job has ended"));
@@ -233,37 +272,10 @@ impl Following {
 
     fn event(&self, line: &LogLine) -> Event {
         let LoggedLine { text, is_error } = logged(line);
-        let next = log_path(&self.job, self.rank, line.seq);
+        let next = log_query(self.rank, line.seq);
         let data = serde_json::json!({"text": text, "is_error": is_error, "next": next});
         Event::default().event("line").id(line.seq.to_string()).data(data.to_string())
     }
-}
-
-/// Tells the new lines of a job's log, each once, until the job has ended.
-pub async fn log(
-    State(web): Shared,
-    caller: Caller,
-    Path(job): Path<String>,
-    headers: HeaderMap,
-    query: Result<Query<After>, axum::extract::rejection::QueryRejection>,
-) -> Result<Response, Failure> {
-    let Query(ask) = query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
-    let job = Ask::new(&web.cluster, &caller).job(&job).await?.id;
-    // A browser that opens a lost stream again says which line it had last.
-    let last = headers.get("last-event-id").and_then(|last| last.to_str().ok()?.parse().ok());
-    let following = Following {
-        reader: Reader::new(&web, caller)?,
-        job,
-        rank: ask.rank,
-        after: last.unwrap_or(ask.after),
-        lines: VecDeque::new(),
-        was_over: false,
-        is_told: false,
-    };
-    Ok(events(stream::unfold(following, |mut following| async move {
-        let event = following.next().await?;
-        Some((Ok(event), following))
-    })))
 }
 
 #[cfg(test)]

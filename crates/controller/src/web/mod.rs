@@ -8,6 +8,7 @@
 //! | Which path is which page? | `pages.rs`; what is at the API behind it: `ask.rs` |
 //! | How does one log in and out? | `login.rs`; the cookie: `api/cookie.rs`; which request of a browser counts: `http/src/guard.rs` |
 //! | How does an open page stay fresh, and a job's log? | `live.rs` |
+//! | What do many open pages cost? | one look for all that show the same: `looks.rs` |
 //! | What can be done on a page? | `actions.rs` |
 //! | How does a refusal become a page, and what is a browser told to keep to? | `answer.rs` |
 
@@ -16,6 +17,7 @@ mod answer;
 mod ask;
 mod live;
 mod login;
+mod looks;
 mod pages;
 
 use std::sync::Arc;
@@ -28,21 +30,22 @@ use axum::routing::get;
 use crate::api;
 use crate::cluster::Cluster;
 use live::LivePages;
+use looks::Looks;
 
 /// What the handlers of pages share.
 #[derive(Clone)]
 pub struct Web {
     cluster: Arc<Cluster>,
     live: Arc<LivePages>,
+    looks: Arc<Looks>,
 }
 
 type Shared = State<Web>;
 
 /// What is served beside [`pages::PATHS`] and [`actions::PATHS`]: each as a row of the table of callers has it.
 #[cfg(test)]
-const OTHERS: [&str; 9] = [
+const OTHERS: [&str; 8] = [
     "GET /live",
-    "GET /jobs/{job}/log/live",
     "GET /jobs/{job}/output.tar",
     "GET /login",
     "POST /login",
@@ -63,7 +66,7 @@ pub fn routes() -> Vec<String> {
 
 /// All that the controller serves: the API, and the pages.
 pub fn router(cluster: Arc<Cluster>) -> Router {
-    let web = Web { cluster: Arc::clone(&cluster), live: Arc::default() };
+    let web = Web { cluster: Arc::clone(&cluster), live: Arc::default(), looks: Arc::default() };
     let mut router = Router::new();
     for path in pages::PATHS {
         router = router.route(path, get(pages::show));
@@ -73,7 +76,6 @@ pub fn router(cluster: Arc<Cluster>) -> Router {
     }
     let pages = router
         .route("/live", get(live::page))
-        .route("/jobs/{job}/log/live", get(live::log))
         .route("/jobs/{job}/output.tar", get(pages::output))
         .route(api::cookie::LOGIN, get(login::form).post(login::log_in))
         .route("/logout", axum::routing::post(login::log_out))

@@ -47,6 +47,8 @@ pub const PATHS: [&str; 16] = [
 const LOG_LINES: usize = 500;
 /// The script has the log already, and asks for the rest of the page with this header.
 const WITHOUT_LOG: &str = "perigee-without-log";
+/// The script was told that the page has this state now, and asks for it.
+const TOLD: &str = "perigee-state";
 /// The end of a log is looked for among so many of the last messages of a guest at first.
 const LOG_MESSAGES: u64 = 1000;
 /// Where too few of them are lines, it is looked for among so many times as many.
@@ -76,14 +78,14 @@ pub async fn show(
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Html<String>, Failure> {
-    let mut page = page(&web.cluster, &caller, &uri).await?;
-    let shown = shown(&uri)?;
-    if let Some(job) = job_of(&uri) {
-        page.log = Some(match headers.contains_key(WITHOUT_LOG) {
-            true => Log::default(),
-            false => log(&Ask::new(&web.cluster, &caller), job, shown.rank).await?,
-        });
-    }
+    let told = headers.get(TOLD).and_then(|state| state.to_str().ok());
+    let text = web.looks.page(&web.cluster, &caller, &uri, told).await?;
+    let rank = shown(&uri)?.rank;
+    let log = match job_of(&uri) {
+        None => None,
+        Some(_) if headers.contains_key(WITHOUT_LOG) => Some(Log::default()),
+        Some(job) => Some(log(&Ask::new(&web.cluster, &caller), job, rank).await?),
+    };
     let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     let frame = Frame {
         who: caller.who.clone(),
@@ -92,7 +94,7 @@ pub async fn show(
         is_live: !actions::is_question(uri.path()),
         path,
     };
-    Ok(Html(perigee_web::render(&page, &frame)))
+    Ok(Html(text.document(log.as_ref(), &frame)))
 }
 
 fn shown(uri: &Uri) -> Result<Shown, Problem> {
@@ -101,7 +103,7 @@ fn shown(uri: &Uri) -> Result<Shown, Problem> {
 }
 
 /// The job whose page this is.
-fn job_of(uri: &Uri) -> Option<&str> {
+pub fn job_of(uri: &Uri) -> Option<&str> {
     let name = uri.path().strip_prefix("/jobs/")?;
     (!name.is_empty() && !name.contains('/')).then_some(name)
 }
@@ -273,7 +275,7 @@ async fn log(ask: &Ask<'_>, name: &str, rank: Option<u32>) -> Result<Log, Proble
     Ok(Log {
         label: format!("The end of the log of job {job}"),
         command: format!("perigee job log {job}{of_rank}"),
-        live: if goes_on { live::log_path(&job, rank, end.after) } else { String::new() },
+        live: if goes_on { live::log_query(rank, end.after) } else { String::new() },
         note: match end.is_cut {
             true => format!("The last {} lines. The command shows all.", end.lines.len()),
             false => String::new(),

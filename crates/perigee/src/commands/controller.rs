@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Command, Subcommand};
 use perigee_controller::Live;
-use perigee_http::{Listen, PeerIdentity};
+use perigee_http::{BrowserCertificate, Listen, PeerIdentity};
 use perigee_model::limits::KEEP_OUTPUTS_S;
 use perigee_model::money::Money;
 use perigee_model::network::PublishPorts;
@@ -91,6 +91,13 @@ pub struct RunArgs {
     /// Talk plain HTTP over TCP: whoever reaches a port can do everything
     #[arg(long)]
     insecure: bool,
+    /// A certificate of your own for browsers that call the controller by a name in it: a PEM file with those between it and its issuer. Hosts and
+    /// perigee get the cluster's certificate as before. The file is read again at a reload
+    #[arg(long, value_name = "FILE", requires = "web_key", conflicts_with = "insecure")]
+    web_cert: Option<PathBuf>,
+    /// The private key of that certificate: a PEM file that no other user can read
+    #[arg(long, value_name = "FILE", requires = "web_cert")]
+    web_key: Option<PathBuf>,
     /// Serve files over SFTP on this address
     #[arg(long, value_name = "HOST:PORT")]
     sftp: Option<String>,
@@ -161,6 +168,9 @@ async fn serve(args: RunArgs, told: Option<Told>) -> Result<(), Problem> {
     let data = args.data.map(|store| {
         perigee_controller::store_address(&store, args.data_endpoint, args.data_credentials)
     });
+    let web = args.web_cert.zip(args.web_key);
+    let web =
+        web.map(|(certificate, key)| BrowserCertificate::load(certificate, key)).transpose()?;
     let keep_outputs_s = Live::new(checked(args.keep_outputs)?);
     let rent_budget = Live::new(args.rent_budget);
     let config = perigee_controller::Config {
@@ -169,6 +179,7 @@ async fn serve(args: RunArgs, told: Option<Told>) -> Result<(), Problem> {
         names: args.names,
         site: args.site,
         insecure: args.insecure,
+        web_certificate: web.clone(),
         doors: perigee_controller::Doors { sftp: args.sftp },
         data: data.transpose()?,
         keep_outputs_s: keep_outputs_s.clone(),
@@ -178,7 +189,11 @@ async fn serve(args: RunArgs, told: Option<Told>) -> Result<(), Problem> {
         rent_budget: rent_budget.clone(),
     };
     let take = move |new: &Told| {
-        keep_outputs_s.set(checked(new.value("keep_outputs"))?);
+        let keep_s = checked(new.value("keep_outputs"))?;
+        if let Some(certificate) = &web {
+            certificate.read_again()?;
+        }
+        keep_outputs_s.set(keep_s);
         rent_budget.set(new.value("rent_budget"));
         Ok(())
     };

@@ -180,6 +180,7 @@ impl Daemons {
         let control = dir.join(VOLUME_CONTROL);
         let controller = perigee_controller::Config {
             providers: None,
+            web_certificate: None,
             rent_budget: Default::default(),
             keep_outputs_s: Default::default(),
             publish_ports: Default::default(),

@@ -143,12 +143,10 @@ struct Notifying {
 }
 
 impl Notifying {
-    /// With this in its file beside what each has there.
-    fn start(more: &str) -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
+    /// With the settings in a directory.
+    fn start(dir: TempDir) -> Self {
         let heard = UnixDatagram::bind(dir.path().join("notify")).expect("a socket");
         heard.set_read_timeout(Some(DEADLINE)).expect("a deadline");
-        write(dir.path(), more);
         let mut command = Command::new(env!("CARGO_BIN_EXE_perigee"));
         command.args(["controller", "run", "--config"]).arg(dir.path().join("controller.yaml"));
         command.env("NOTIFY_SOCKET", dir.path().join("notify")).env("WATCHDOG_USEC", "200000");
@@ -218,15 +216,20 @@ fn monotonic_us() -> u128 {
 }
 
 fn write(dir: &Path, more: &str) {
-    let shown = dir.display();
-    let text = format!("listen: unix:{shown}/api.sock\nstate: {shown}/state\n{more}");
+    write_all(dir, &format!("unix:{}/api.sock", dir.display()), more);
+}
+
+fn write_all(dir: &Path, listen: &str, more: &str) {
+    let text = format!("listen: {listen}\nstate: {}/state\n{more}", dir.display());
     let mut file = std::fs::File::create(dir.join("controller.yaml")).expect("a file");
     file.write_all(text.as_bytes()).expect("it is written");
 }
 
 #[test]
 fn a_controller_tells_systemd_that_it_answers_lives_reads_its_file_again_and_stops() {
-    let mut notifying = Notifying::start("keep-outputs: 7d\n");
+    let dir = tempfile::tempdir().expect("a directory");
+    write(dir.path(), "keep-outputs: 7d\n");
+    let mut notifying = Notifying::start(dir);
     notifying.says("READY=1");
     let dir = notifying.dir.path().to_owned();
     UnixStream::connect(dir.join("api.sock")).expect("it answers");
@@ -261,11 +264,14 @@ fn a_controller_that_reads_its_file_again_before_it_answers_does_not_say_that_it
     let keys = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(&keys, "[default]\naws_access_key_id=key\naws_secret_access_key=key\n")
         .expect("it is written");
-    let notifying = Notifying::start(&format!(
+    let dir = tempfile::tempdir().expect("a directory");
+    let more = format!(
         "data: s3://files\ndata-endpoint: http://{}\ndata-credentials: {}\n",
         store.local_addr().expect("an address"),
         keys.path().display()
-    ));
+    );
+    write(dir.path(), &more);
+    let notifying = Notifying::start(dir);
     // It looks out for signals before this.
     notifying.says("WATCHDOG=1");
     notifying.signal("-HUP");
@@ -276,4 +282,48 @@ fn a_controller_that_reads_its_file_again_before_it_answers_does_not_say_that_it
     let waits_no_more = notifying.log().contains("the S3 store does not answer");
     let lives = |message: &String| message == "WATCHDOG=1";
     assert!(waits_no_more || said.iter().all(lives), "{said:?}");
+}
+
+/// A certificate that signs itself, and its key.
+fn make_certificate(dir: &Path) {
+    let mut openssl = Command::new("openssl");
+    openssl.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]);
+    openssl.args(["-nodes", "-days", "2", "-subj", "/CN=pages", "-keyout", "pages.key"]);
+    openssl.args(["-addext", "subjectAltName=DNS:pages.example", "-out", "pages.pem"]);
+    let made = openssl.current_dir(dir).output().expect("openssl");
+    assert!(made.status.success(), "{made:?}");
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(dir.join("pages.key"), private).expect("a mode");
+}
+
+#[test]
+fn browsers_get_the_operator_s_certificate_and_a_reload_reads_it_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    make_certificate(dir.path());
+    let port = perigee_http::unused_port();
+    let shown = dir.path().display();
+    let more = format!("web-cert: {shown}/pages.pem\nweb-key: {shown}/pages.key\n");
+    write_all(dir.path(), &format!("127.0.0.1:{port}"), &more);
+    let notifying = Notifying::start(dir);
+    notifying.says("READY=1");
+    let dir = notifying.dir.path().to_owned();
+    let ask = |trusted: &str| {
+        let mut curl = Command::new("curl");
+        curl.args(["-sS", "--noproxy", "*", "--cacert", trusted, "--resolve"]);
+        curl.arg(format!("pages.example:{port}:127.0.0.1"));
+        curl.arg(format!("https://pages.example:{port}/login")).current_dir(&dir);
+        let said = curl.output().expect("curl");
+        String::from_utf8_lossy(&said.stdout).contains("Log in").then_some(()).ok_or(said)
+    };
+    ask("pages.pem").expect("it is shown");
+    ask("state/authority/ca.pem").expect_err("the cluster's is not");
+    std::fs::rename(dir.join("pages.pem"), dir.join("former.pem")).expect("renamed");
+    make_certificate(&dir);
+    notifying.reload();
+    ask("pages.pem").expect("the new one is shown");
+    ask("former.pem").expect_err("the former one is not");
+    std::fs::write(dir.join("pages.key"), "no key").expect("written");
+    let log = notifying.reload();
+    assert!(log.contains("there is no private key in it"), "{log}");
+    ask("pages.pem").expect("the last good one is shown");
 }
