@@ -11,7 +11,8 @@ setup:
 
 ## Build the release binary, and beside it the program that runs jobs in guests of other images
 build: setup
-	cargo build --release --locked --package perigee
+	PERIGEE_COMMIT=$$(git describe --always --exclude='*' --abbrev=12 --dirty 2>/dev/null) \
+	  cargo build --release --locked --package perigee
 	cargo rustc --release --locked --package perigee-runner -- -C target-feature=+crt-static
 
 ## The Debian package; prints where it is

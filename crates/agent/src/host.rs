@@ -9,6 +9,7 @@ use nix::unistd::Uid;
 use perigee_http::clock::since_boot_ms;
 use perigee_http::terms::Terms;
 use perigee_http::{Client, Network};
+use perigee_model::upgrade::DaemonVersion;
 use perigee_model::vm::{HOST_ADDRESSES_MAX, HostReport};
 use perigee_model::volume::{ExportStats, OpenAhead};
 use perigee_model::{HostId, Problem, SiteId};
@@ -216,6 +217,7 @@ impl Host {
             addresses,
             lease: self.lease.as_ref().map(Lease::report),
             notice: self.notices.as_ref().and_then(Notices::notice),
+            version: Some(DaemonVersion::own()),
         })
     }
 

@@ -12,7 +12,7 @@
 //! floors, from the ground up:
 //! clock, hash, guest, store, meter, audit, live
 //! records
-//! term
+//! term, level
 //! backup, cluster
 //! accounts, ledger, prices, networks, admissions, console, tpm, restored
 //! cleaner
@@ -21,7 +21,7 @@
 //! migration, scheduler
 //! jobs
 //! vms, hosts, tenants
-//! amounts, drain, balance, measuring
+//! amounts, drain, balance, measuring, upgrade
 //! rentals
 //! api
 //! web
@@ -66,7 +66,8 @@
 //! | What of a removed host is remembered, for the case that it comes back? | `cleaner.rs` (its VMs), `storage/given_up.rs` (its volumes) |
 //! | What do all parts of the controller share, and what starts the drivers? | `cluster/` (the state below), `supervisor.rs` (the drivers above) |
 //! | What do the endless tasks do, and at what does one fail? | started in `supervisor.rs`; reported by `cluster/tasks.rs`, shown by `api/tasks.rs` |
-//! | Which records are stored, and under which keys? | `records.rs`, `store/mod.rs` |
+//! | Which records are stored, and under which keys? | `records.rs`, `store/mod.rs`; fields of a newer version: `records/unknown_fields.rs` |
+//! | Which daemons are older, and what is held back until an upgrade ends? | `upgrade.rs`, `level.rs` |
 //! | Which messages may a guest send in which state of its job? | `jobs/guest.rs` |
 //! | Which image does a name mean, and how does a host get its copy? | `storage/images.rs`, `storage/images/ensure.rs` |
 //! | Which volumes are a job's own? | `owner_of` in `records.rs`, `create` in `jobs/stage.rs` |
@@ -107,6 +108,7 @@ mod hash;
 mod hosts;
 mod jobs;
 mod ledger;
+mod level;
 mod live;
 mod measuring;
 mod meter;
@@ -124,6 +126,7 @@ mod supervisor;
 mod tenants;
 mod term;
 mod tpm;
+mod upgrade;
 mod vms;
 mod web;
 

@@ -43,10 +43,11 @@
 //! | `prices` | the file with the prices, as it could last be read | [`crate::prices`] |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
 //! | `controller` | the number and the place of the last start | [`crate::term`] |
+//! | `format` | the format level | [`crate::level`]: the end of an upgrade |
 //! | `restored` | [`RestoredRecord`], until each host was heard | the restore; [`crate::restored`] |
 //!
 //! Intents (`intents/…`, placements), observations (job states, reports) and unknown values (`None`) have
-//! separate fields everywhere.
+//! separate fields everywhere. Fields of a newer version stay in a record that this version writes (`unknown_fields.rs`).
 
 mod access;
 mod gang_traffic;
@@ -54,6 +55,7 @@ mod kept;
 mod kind;
 mod measurement;
 mod rental;
+mod unknown_fields;
 
 use std::net::Ipv4Addr;
 
@@ -62,6 +64,7 @@ use perigee_model::home::Tenure;
 use perigee_model::job::{Job, JobVolume, Migration, MigrationState};
 use perigee_model::network::Card;
 use perigee_model::persistent_vm::{PowerRequest, ResizeVm, SetVm};
+use perigee_model::upgrade::HostVersions;
 use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::{ContentDigest, ImageFormat, IoStats};
 use perigee_model::volume_move::VolumeMove;
@@ -96,6 +99,9 @@ pub struct HostRecord {
     pub interfaces: Vec<Ipv4Addr>,
     /// That it is to be drained.
     pub drain: Option<Drain>,
+    /// The versions of its daemons, as they last said them.
+    #[serde(default)]
+    pub versions: HostVersions,
 }
 
 /// The key of the [`RestoredRecord`].

@@ -45,6 +45,7 @@
 //! | Does the cluster rent hosts by itself, and what has it decided? | `renting.rs` |
 //! | When does a rented host end itself, and what does it say of its end? | `lease.rs`; at the host: `agent/src/lease.rs` |
 //! | How does any text stand in a URL or a header? | `percent.rs` |
+//! | Which versions have the daemons, and what of an upgrade is held back? | `upgrade.rs`, `controller/src/upgrade.rs`, `controller/src/level.rs`; fields of newer versions in records: `controller/src/records/unknown_fields.rs` |
 //! | What may a tar from a guest contain? | `tar_headers.rs`, `controller/src/guest/tars.rs`, `controller/src/files/outputs/entries.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
@@ -104,6 +105,7 @@ pub mod tenant;
 pub mod term;
 pub mod trace;
 pub mod units;
+pub mod upgrade;
 pub mod vm;
 pub mod volume;
 pub mod volume_move;

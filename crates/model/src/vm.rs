@@ -40,6 +40,7 @@ use crate::network::{BridgeCard, BridgeName, Card, TunnelEnd};
 use crate::phases::Phases;
 #[cfg(doc)]
 use crate::switchover::Fate;
+use crate::upgrade::DaemonVersion;
 use crate::volume::{EpochChange, IoStats, VolumeEpochChange};
 use crate::waiting::Waiting;
 use crate::{
@@ -123,6 +124,9 @@ pub struct HostReport {
     /// That its provider takes it back; `None` if the agent has heard no such thing. That it can't hear is a warning.
     #[serde(default)]
     pub notice: Option<HostNotice>,
+    /// The version of the agent; `None` if the agent is older than this field.
+    #[serde(default)]
+    pub version: Option<DaemonVersion>,
 }
 
 /// How a host makes itself known to the controller (`PUT /v1/hosts/{host}` there).

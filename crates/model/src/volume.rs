@@ -80,6 +80,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::upgrade::DaemonVersion;
 use crate::{Epoch, HostId, ImageName, LayerId, LeaveSite, OwnerName, TenantName, VolumeName};
 
 pub use content::{BadContentDigest, ContentDigest};
@@ -121,6 +122,9 @@ pub struct PoolInfo {
     pub shared_bytes: u64,
     /// Sorted by name.
     pub tenants: Vec<TenantSpace>,
+    /// The version of the volume server; `None` if the volume server is older than this field.
+    #[serde(default)]
+    pub version: Option<DaemonVersion>,
 }
 
 /// The space that a tenant's volumes take.

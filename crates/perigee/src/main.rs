@@ -36,23 +36,35 @@ mod tests;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use perigee_model::Problem;
+use perigee_model::upgrade::DaemonVersion;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::commands::{
     agent, backup, balancing, boot, client, cluster_network, configuration, controller, data, dev,
-    host, image, job, lab, login, planner, pool, price, rent, slurm, tenant, top, user, vm, volume,
+    host, image, job, lab, login, planner, pool, price, rent, slurm, tenant, top, upgrade, user,
+    vm, volume,
 };
 use crate::config::{Refused, Told};
 use crate::context::Context;
 use crate::output::Format;
 
+/// The commit of which this program was built, if whoever has built it said the commit.
+const COMMIT: Option<&str> = option_env!("PERIGEE_COMMIT");
+
+/// As the daemons say it too.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    DaemonVersion::built_of(COMMIT);
+    DaemonVersion::own().to_string()
+});
+
 /// Runs virtual-machine jobs where their data is.
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(version = VERSION.as_str(), propagate_version = true, max_term_width = 100, after_help = EXIT_CODES)]
 struct Cli {
     /// Address of the controller's API: `unix:PATH`, `https://HOST:PORT` or `http://HOST:PORT` [default: that of
     /// `perigee login`, else unix:/run/perigee/controller.sock]
@@ -145,6 +157,9 @@ enum Noun {
     /// The controller of a cluster
     #[command(subcommand)]
     Controller(controller::Verb),
+    /// An upgrade of the cluster to another version of Perigee
+    #[command(subcommand)]
+    Upgrade(upgrade::Verb),
     /// The files of the daemons in /etc/perigee
     #[command(subcommand)]
     Config(configuration::Verb),
@@ -241,6 +256,7 @@ async fn run(noun: Noun, context: &Context, told: Option<Told>) -> Result<ExitCo
         Noun::Dev(options) => dev::run(options, context).await?,
         Noun::Agent(verb) => agent::run(verb, told).await?,
         Noun::Controller(verb) => controller::run(verb, context, (Cli::command(), told)).await?,
+        Noun::Upgrade(verb) => upgrade::run(verb, context).await?,
         Noun::Config(verb) => return configuration::run(verb, context, Cli::command()),
         Noun::Tenant(verb) => tenant::run(verb, context).await?,
         Noun::User(verb) => user::run(verb, context).await?,

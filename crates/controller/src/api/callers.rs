@@ -195,6 +195,8 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "POST",   "/v1/backups/{backup}/restore"),
     (May::Admin,    "POST",   "/v1/look-for-backups"),
     (May::Admin,    "GET",    "/v1/tasks"),
+    (May::Admin,    "GET",    "/v1/upgrade"),
+    (May::Admin,    "POST",   "/v1/upgrade/finish"),
     (May::Admin,    "GET",    "/v1/hosts"),
     (May::Admin,    "DELETE", "/v1/hosts/{host}"),
     (May::Admin,    "PUT",    "/v1/hosts/{host}/site"),

@@ -17,6 +17,7 @@ pub mod rentals;
 pub mod renting;
 pub mod tasks;
 pub mod tenants;
+mod upgrade;
 pub mod vms;
 
 use std::sync::Arc;
@@ -92,6 +93,8 @@ fn cluster_routes() -> Routes {
         .routes(routes!(enrol::revoke_operators))
         .routes(routes!(enrol::revoked))
         .routes(routes!(tasks::list))
+        .routes(routes!(upgrade::upgrade_status))
+        .routes(routes!(upgrade::finish_upgrade))
         .routes(routes!(prices::prices))
         .routes(routes!(hosts::sites))
         .routes(routes!(hosts::links))

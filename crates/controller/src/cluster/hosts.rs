@@ -1,8 +1,7 @@
 //! The registry of hosts: their addresses and their last reports.
 //!
 //! The address is the one that the host registered. The report is an observation with its time. A host that has
-//! not answered since the controller started has no report. Only the addresses of its interfaces are known then too,
-//! because guests must not reach them at any time.
+//! not answered since the controller started has no report. Of such a host only [`Said`] is known.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -15,6 +14,7 @@ use perigee_model::home::ServerAddresses;
 use perigee_model::job::HostState;
 use perigee_model::leave_site::SiteAddress;
 use perigee_model::load::VcpuUse;
+use perigee_model::upgrade::{DaemonVersion, HostVersions};
 use perigee_model::vm::{HOST_ADDRESSES_MAX, HostAddresses, HostReport, VmChanges, VmReport};
 use perigee_model::volume::{ExportStats, PoolInfo};
 use perigee_model::{HostId, Problem, VmId};
@@ -81,13 +81,29 @@ impl HostLink {
     }
 }
 
+/// What a host says of itself and its record keeps. Guests must not reach the addresses of its interfaces at any time, and people ask for
+/// versions also while a host is off.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Said {
+    pub interfaces: Vec<Ipv4Addr>,
+    pub versions: HostVersions,
+}
+
+/// What a volume server has said of its pool.
+#[derive(Debug, Clone)]
+struct Pool {
+    free_bytes: u64,
+    total_bytes: u64,
+    version: Option<DaemonVersion>,
+}
+
 /// What is known of a host that has registered. All but its link may be old.
 #[derive(Debug)]
 pub struct HostEntry {
     pub link: Arc<HostLink>,
     pub report: Option<Arc<HostReport>>,
-    /// The addresses of its interfaces, as its record has them.
-    interfaces: Vec<Ipv4Addr>,
+    /// What it says of itself, as its record has it.
+    kept: Said,
     /// When its agent was heard of.
     pub heard: Heard,
     /// Why the last request to it has failed, if it does not answer.
@@ -101,8 +117,8 @@ pub struct HostEntry {
     sites: Option<(Instant, Arc<Vec<SiteAddress>>)>,
     /// The last figures of its volume server.
     stats: Option<(Instant, Arc<Vec<ExportStats>>)>,
-    /// When its pool was last asked for its free bytes, and the last answer: the free bytes and all.
-    pool: Option<(Instant, Option<(u64, u64)>)>,
+    /// When its pool was last asked for its free bytes, and the last answer.
+    pool: Option<(Instant, Option<Pool>)>,
     /// That it is to be drained, as its record has it.
     pub(super) drain: Option<Drain>,
     /// What was still there when that was last looked at.
@@ -149,12 +165,30 @@ impl HostEntry {
 
     /// The bytes that were free in its pool when the pool was last asked.
     pub fn pool_free_bytes(&self) -> Option<u64> {
-        Some(self.pool?.1?.0)
+        Some(self.pool_seen()?.free_bytes)
     }
 
     /// The size of the filesystem that its pool is on, as last said.
     pub fn pool_size_bytes(&self) -> Option<u64> {
-        Some(self.pool?.1?.1)
+        Some(self.pool_seen()?.total_bytes)
+    }
+
+    fn pool_seen(&self) -> Option<&Pool> {
+        self.pool.as_ref()?.1.as_ref()
+    }
+
+    /// What it has said of itself last, also to an earlier controller.
+    fn said(&self) -> Said {
+        let Said { interfaces, versions } = self.kept.clone();
+        let (interfaces, agent) = match &self.report {
+            Some(report) => (in_bounds(report), report.version.clone()),
+            None => (interfaces, versions.agent),
+        };
+        let volume_server = match self.pool_seen() {
+            Some(pool) => pool.version.clone(),
+            None => versions.volume_server,
+        };
+        Said { interfaces, versions: HostVersions { agent, volume_server } }
     }
 }
 
@@ -171,7 +205,8 @@ impl Hosts {
                 .map_err(|e| Problem::internal("can't read the hosts", e))?;
             match hosts.link(&id, record.addresses) {
                 Ok(link) => {
-                    hosts.set(link, record.registered_ms, record.interfaces);
+                    let said = Said { interfaces: record.interfaces, versions: record.versions };
+                    hosts.set(link, record.registered_ms, said);
                     hosts.note_drain(&id, record.drain);
                 }
                 // Its addresses are of the other kind, encrypted or not. It will register again.
@@ -196,7 +231,7 @@ impl Hosts {
     }
 
     /// Adds a host, or replaces all that is known of it but its drain. It was last seen at the Unix time `seen_ms`.
-    pub fn set(&self, link: HostLink, seen_ms: u64, interfaces: Vec<Ipv4Addr>) {
+    pub fn set(&self, link: HostLink, seen_ms: u64, kept: Said) {
         let id = link.id.clone();
         let mut hosts = self.lock();
         let before = hosts.remove(&id);
@@ -204,7 +239,7 @@ impl Hosts {
         let known = HostEntry {
             link: Arc::new(link),
             report: None,
-            interfaces,
+            kept,
             heard: Heard::new(seen_ms),
             trouble: String::new(),
             stopped: None,
@@ -246,25 +281,25 @@ impl Hosts {
 
     /// The addresses of its interfaces, as it last said them, also to an earlier controller.
     pub fn interfaces(&self, id: &HostId) -> Vec<Ipv4Addr> {
-        let hosts = self.lock();
-        let Some(known) = hosts.get(id) else { return Vec::new() };
-        match &known.report {
-            Some(report) => in_bounds(report),
-            None => known.interfaces.clone(),
-        }
+        self.said(id).interfaces
     }
 
-    /// What its record should have of its interfaces, if it has something else.
-    pub fn new_interfaces(&self, id: &HostId) -> Option<Vec<Ipv4Addr>> {
+    /// What the host has said of itself last, also to an earlier controller.
+    pub fn said(&self, id: &HostId) -> Said {
+        self.lock().get(id).map(HostEntry::said).unwrap_or_default()
+    }
+
+    /// What its record should have of that, if it has something else.
+    pub fn new_said(&self, id: &HostId) -> Option<Said> {
         let hosts = self.lock();
         let known = hosts.get(id)?;
-        known.report.as_deref().map(in_bounds).filter(|said| *said != known.interfaces)
+        Some(known.said()).filter(|said| *said != known.kept)
     }
 
-    /// The addresses of the host's interfaces, after its record.
-    pub fn note_interfaces(&self, id: &HostId, interfaces: Vec<Ipv4Addr>) {
+    /// What the host says of itself, after its record.
+    pub fn note_said(&self, id: &HostId, said: Said) {
         if let Some(known) = self.lock().get_mut(id) {
-            known.interfaces = interfaces;
+            known.kept = said;
         }
     }
 
@@ -335,17 +370,19 @@ impl Hosts {
             let mut hosts = self.lock();
             let Some(known) = hosts.get_mut(id) else { return };
             // What was never known is asked for again at once: a volume comes to no pool of which nothing is known.
-            let is_known = |(_, room): &(Instant, Option<_>)| room.is_some();
-            if known.pool.filter(is_known).is_some_and(|(asked, _)| asked.elapsed() < POOL_AGE_MAX)
-            {
+            let fresh = |(asked, seen): &(Instant, Option<Pool>)| {
+                seen.is_some() && asked.elapsed() < POOL_AGE_MAX
+            };
+            if known.pool.as_ref().is_some_and(fresh) {
                 return;
             }
-            known.pool = Some((Instant::now(), known.pool.and_then(|(_, room)| room)));
+            known.pool = Some((Instant::now(), known.pool.take().and_then(|(_, seen)| seen)));
             Arc::clone(&known.link)
         };
         let answer = link.volume.get::<PoolInfo>("/v1/pool").await;
         if let (Ok(pool), Some(known)) = (answer, self.lock().get_mut(id)) {
-            known.pool = Some((Instant::now(), Some((pool.free_bytes, pool.total_bytes))));
+            let PoolInfo { free_bytes, total_bytes, version, .. } = pool;
+            known.pool = Some((Instant::now(), Some(Pool { free_bytes, total_bytes, version })));
         }
     }
 
@@ -517,7 +554,7 @@ mod tests {
             nbd_addr: "127.0.0.1:3".to_owned(),
             tunnel: None,
         };
-        hosts.set(hosts.link(&id, addresses).expect("a link"), 0, Vec::new());
+        hosts.set(hosts.link(&id, addresses).expect("a link"), 0, Said::default());
         let asleep = 2 * deadline;
         let woke = Instant::now().checked_sub(asleep).expect("a clock that began before");
         hosts.lock().get_mut(&id).expect("the host").heard.at = woke;

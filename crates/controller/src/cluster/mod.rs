@@ -51,7 +51,7 @@ use crate::records::{
     migration_key, rental_key, volume_move_key,
 };
 use crate::store::{SqliteStore, directory};
-use crate::term;
+use crate::{level, term};
 
 use accounts::Accounts;
 use amounts::Amounts;
@@ -59,7 +59,7 @@ use balance::Balances;
 pub use capacity::{Counters, ERROR_BUCKETS, capacity, capacity_of, for_vms_bytes, starts_at_once};
 use history_cache::HistoryCache;
 use hosts::Ways;
-pub use hosts::{HostEntry, HostLink, Hosts};
+pub use hosts::{HostEntry, HostLink, Hosts, Said};
 pub use index::groups::groups_of;
 pub use index::holds::{Alone, Detachment, Hold};
 #[cfg(test)]
@@ -297,6 +297,7 @@ impl Cluster {
         perigee_http::private_directory(state_dir)?;
         let lock = directory::lock(state_dir)?;
         let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join(directory::STORE))?));
+        level::check(&records, state_dir).await?;
         let clock = open_clock(&records).await?;
         let authority = directory::authority(state_dir)?;
         let network = traffic.network(&authority)?;

@@ -17,7 +17,7 @@ use perigee_model::{HostId, Problem, SiteId, VolumeName};
 
 use crate::clock::now_ms;
 use crate::cluster::tasks::Task;
-use crate::cluster::{Cluster, HostEntry};
+use crate::cluster::{Cluster, HostEntry, Said};
 use crate::jobs::{self, Fate, Loss};
 use crate::records::{HostRecord, JobRecord, VolumeRecord, vm_of};
 use crate::storage::{given_up, leave_site, moves};
@@ -45,12 +45,11 @@ pub async fn register(
         let turn = cluster.enrolling.lock().await;
         check_site(&cluster, &id, &addresses.site).await?;
         let link = cluster.hosts.link(&id, addresses.clone())?;
-        let interfaces = cluster.hosts.interfaces(&id);
-        let drain = cluster.hosts.drain(&id);
-        let record = HostRecord { addresses, registered_ms: now_ms(), interfaces, drain };
+        let said = cluster.hosts.said(&id);
+        let record = record_of(&cluster, &id, addresses, said.clone());
         // The store comes first: a host that is known only in memory would not register again.
         cluster.records.put(&format!("hosts/{id}"), &record).await?;
-        cluster.hosts.set(link, record.registered_ms, record.interfaces);
+        cluster.hosts.set(link, record.registered_ms, said);
         tracing::info!("host {id} of site {} registered", record.addresses.site);
         drop(turn);
         observe(&cluster, &id).await;
@@ -62,6 +61,13 @@ pub async fn register(
         Ok(())
     });
     done.await.map_err(|e| Problem::internal("can't register a host", e))?
+}
+
+/// The record of a host that is registered now.
+fn record_of(cluster: &Cluster, id: &HostId, addresses: HostAddresses, said: Said) -> HostRecord {
+    let Said { interfaces, versions } = said;
+    let drain = cluster.hosts.drain(id);
+    HostRecord { addresses, registered_ms: now_ms(), interfaces, drain, versions }
 }
 
 /// `POST /hosts/{host}/stops`: the host's agent stops in order. Its VMs go on, and no job is lost with it.
@@ -95,14 +101,13 @@ async fn check_site(cluster: &Cluster, id: &HostId, site: &SiteId) -> Result<(),
 pub async fn set_site(cluster: &Cluster, id: &HostId, site: SiteId) -> Result<(), Problem> {
     let known = cluster.hosts.get(id)?;
     let _turn = cluster.enrolling.lock().await;
-    let registered_ms = now_ms();
     let addresses = HostAddresses { site, ..known.addresses.clone() };
     let link = cluster.hosts.link(id, addresses.clone())?;
-    let (interfaces, drain) = (cluster.hosts.interfaces(id), cluster.hosts.drain(id));
-    let record = HostRecord { addresses, registered_ms, interfaces, drain };
+    let said = cluster.hosts.said(id);
+    let record = record_of(cluster, id, addresses, said.clone());
     cluster.records.put(&format!("hosts/{id}"), &record).await?;
     tracing::warn!("host {id} is of site {} from now on", record.addresses.site);
-    cluster.hosts.set(link, registered_ms, record.interfaces);
+    cluster.hosts.set(link, record.registered_ms, said);
     Ok(())
 }
 
@@ -139,8 +144,8 @@ async fn observe(cluster: &Cluster, id: &HostId) {
             if cluster.hosts.is_taken_back(id) && cluster.hosts.drain(id).is_none() {
                 cluster.drain_now.notify_one();
             }
-            if let Err(problem) = keep_interfaces(cluster, id).await {
-                tracing::warn!("can't keep the addresses of host {id}, trying again: {problem}");
+            if let Err(problem) = keep_said(cluster, id).await {
+                tracing::warn!("can't keep what host {id} says of itself, trying again: {problem}");
             }
         }
         Err(problem) => {
@@ -157,19 +162,20 @@ async fn observe(cluster: &Cluster, id: &HostId) {
     }
 }
 
-/// Keeps the addresses that a host says of its interfaces. A controller that starts tells them to all hosts before it has
-/// heard this one.
-async fn keep_interfaces(cluster: &Cluster, id: &HostId) -> Result<(), Problem> {
-    if cluster.hosts.new_interfaces(id).is_none() {
+/// Keeps the addresses that a host says of its interfaces, and the versions of its daemons. A controller that starts tells the addresses to all
+/// hosts before it has heard this one.
+async fn keep_said(cluster: &Cluster, id: &HostId) -> Result<(), Problem> {
+    if cluster.hosts.new_said(id).is_none() {
         return Ok(());
     }
     // It may register again meanwhile, or be removed.
     let _turn = cluster.enrolling.lock().await;
     let known = cluster.records.own::<HostRecord>(&format!("hosts/{id}")).await?;
-    if let (Some(mut known), Some(now)) = (known, cluster.hosts.new_interfaces(id)) {
-        known.value.interfaces.clone_from(&now);
+    if let (Some(mut known), Some(now)) = (known, cluster.hosts.new_said(id)) {
+        known.value.interfaces.clone_from(&now.interfaces);
+        known.value.versions.clone_from(&now.versions);
         known.save().await?;
-        cluster.hosts.note_interfaces(id, now);
+        cluster.hosts.note_said(id, now);
     }
     Ok(())
 }

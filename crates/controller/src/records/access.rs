@@ -7,6 +7,7 @@ use perigee_model::Problem;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::unknown_fields::UnknownFields;
 use crate::store::{Entry, Revision, Store, StoreError, Swap, Watch, Write};
 
 impl From<StoreError> for Problem {
@@ -160,15 +161,15 @@ impl Records {
         change: impl Fn(Option<T>) -> T,
     ) -> Result<T, Problem> {
         loop {
-            let (old, revision) = match self.get(key).await? {
+            let (old, revision, unknown) = match self.get(key).await? {
                 Some(entry) => {
-                    let (value, revision) = decode(entry)?;
-                    (Some(value), Some(revision))
+                    let (value, revision, unknown) = decode_all(entry)?;
+                    (Some(value), Some(revision), unknown)
                 }
-                None => (None, None),
+                None => (None, None, None),
             };
             let new = change(old);
-            let write = Write::Put(encode(key, &new)?);
+            let write = Write::Put(encode_with(key, &new, unknown.as_ref())?);
             if let Swap::Done(_) = self.swap(key, revision, write).await? {
                 return Ok(new);
             }
@@ -176,11 +177,18 @@ impl Records {
     }
 
     /// Writes a record, whatever is there. For records that nobody else changes.
-    pub async fn put<T: Serialize>(&self, key: &str, value: &T) -> Result<(), Problem> {
-        let value = encode(key, value)?;
+    pub async fn put<T: Serialize + DeserializeOwned>(
+        &self,
+        key: &str,
+        value: &T,
+    ) -> Result<(), Problem> {
         loop {
-            let revision = self.get(key).await?.map(|entry| entry.revision);
-            let write = Write::Put(value.clone());
+            let before = self.get(key).await?;
+            let revision = before.as_ref().map(|entry| entry.revision);
+            // Of what can't be read, nothing is kept.
+            let before = before.and_then(|entry| decode_all::<T>(entry).ok());
+            let unknown = before.and_then(|(_, _, unknown)| unknown);
+            let write = Write::Put(encode_with(key, value, unknown.as_ref())?);
             if let Swap::Done(_) = self.swap(key, revision, write).await? {
                 return Ok(());
             }
@@ -212,11 +220,14 @@ impl Records {
     }
 
     /// Takes a record as its only owner.
-    pub async fn own<T: DeserializeOwned>(&self, key: &str) -> Result<Option<Owned<T>>, Problem> {
+    pub async fn own<T: Serialize + DeserializeOwned>(
+        &self,
+        key: &str,
+    ) -> Result<Option<Owned<T>>, Problem> {
         let Some(entry) = self.get(key).await? else { return Ok(None) };
-        let (value, revision) = decode(entry)?;
+        let (value, revision, unknown) = decode_all(entry)?;
         let (records, key) = (self.clone(), key.to_owned());
-        Ok(Some(Owned { records, key, revision, value, tell: Box::new(|_| {}) }))
+        Ok(Some(Owned { records, key, revision, value, unknown, tell: Box::new(|_| {}) }))
     }
 }
 
@@ -226,6 +237,8 @@ pub struct Owned<T> {
     key: String,
     revision: Revision,
     pub value: T,
+    /// What it has beyond that, as it was read.
+    unknown: Option<UnknownFields>,
     /// Called after each save.
     tell: Box<dyn Fn(&T) + Send + Sync>,
 }
@@ -243,11 +256,15 @@ impl<T: Serialize> Owned<T> {
     /// # Errors
     /// `Internal` when somebody else wrote the record: the holder must read it again.
     pub async fn save(&mut self) -> Result<(), Problem> {
-        let write = Write::Put(encode(&self.key, &self.value)?);
+        let value = encode_with(&self.key, &self.value, self.unknown.as_ref())?;
+        let after =
+            self.unknown.as_ref().and_then(|_| UnknownFields::of(value.clone(), &self.value));
+        let write = Write::Put(value);
         let swap = self.records.swap(&self.key, Some(self.revision), write);
         match swap.await? {
             Swap::Done(revision) => {
                 self.revision = revision;
+                self.unknown = after;
                 (self.tell)(&self.value);
                 Ok(())
             }
@@ -264,20 +281,96 @@ fn encode<T: Serialize>(key: &str, value: &T) -> Result<serde_json::Value, Probl
         .map_err(|e| Problem::internal(format!("can't write record {key}"), e))
 }
 
+/// With what the record has beyond what this version knows.
+fn encode_with<T: Serialize>(
+    key: &str,
+    value: &T,
+    unknown: Option<&UnknownFields>,
+) -> Result<serde_json::Value, Problem> {
+    let mut value = encode(key, value)?;
+    if let Some(unknown) = unknown {
+        unknown.keep_in(&mut value);
+    }
+    Ok(value)
+}
+
 fn decode<T: DeserializeOwned>(entry: Entry) -> Result<(T, Revision), Problem> {
-    let value = serde_json::from_value(entry.value).map_err(|e| {
-        Problem::internal(format!("can't read record {}", entry.key), e)
-            .next("check whether another version of perigee has written the state directory")
-    })?;
+    let value = serde_json::from_value(entry.value).map_err(|e| unreadable(&entry.key, &e))?;
     Ok((value, entry.revision))
+}
+
+/// As [`decode`], and what the record has beyond that.
+fn decode_all<T: Serialize + DeserializeOwned>(
+    entry: Entry,
+) -> Result<(T, Revision, Option<UnknownFields>), Problem> {
+    let value = T::deserialize(&entry.value).map_err(|e| unreadable(&entry.key, &e))?;
+    let unknown = UnknownFields::of(entry.value, &value);
+    Ok((value, entry.revision, unknown))
+}
+
+fn unreadable(key: &str, error: &serde_json::Error) -> Problem {
+    Problem::internal(format!("can't read record {key}"), error)
+        .next("check whether another version of perigee has written the state directory")
 }
 
 #[cfg(test)]
 mod tests {
     use perigee_model::ProblemKind;
     use rusqlite::ffi;
+    use serde_json::json;
 
     use super::*;
+    use crate::store::SqliteStore;
+
+    #[derive(Debug, Default, Serialize, serde::Deserialize)]
+    struct Inner {
+        b: u32,
+    }
+
+    /// What the version of before knows of a record.
+    #[derive(Debug, Default, Serialize, serde::Deserialize)]
+    struct Older {
+        a: u32,
+        inner: Inner,
+    }
+
+    async fn with_newer_record() -> (tempfile::TempDir, Records) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let store = SqliteStore::open(&dir.path().join("state.db")).expect("a store");
+        let records = Records::new(Arc::new(store));
+        let newer = json!({"a": 1, "inner": {"b": 1, "c": [2]}, "d": {"e": 3}});
+        assert!(records.create("k", &newer).await.expect("written"));
+        (dir, records)
+    }
+
+    async fn stored(records: &Records) -> serde_json::Value {
+        records.read("k").await.expect("the store").expect("the record")
+    }
+
+    fn changed(to: u32) -> serde_json::Value {
+        json!({"a": to, "inner": {"b": to, "c": [2]}, "d": {"e": 3}})
+    }
+
+    #[tokio::test]
+    async fn a_record_of_a_newer_version_keeps_its_fields_when_it_is_updated_and_put() {
+        let (_dir, records) = with_newer_record().await;
+        let set = |to| move |_: Option<Older>| Older { a: to, inner: Inner { b: to } };
+        records.update("k", set(2)).await.expect("updated");
+        assert_eq!(stored(&records).await, changed(2));
+        records.put("k", &set(3)(None)).await.expect("put");
+        assert_eq!(stored(&records).await, changed(3));
+    }
+
+    #[tokio::test]
+    async fn a_record_of_a_newer_version_keeps_its_fields_at_each_save_of_its_owner() {
+        let (_dir, records) = with_newer_record().await;
+        let mut owned = records.own::<Older>("k").await.expect("the store").expect("the record");
+        for to in 2..5 {
+            owned.value = Older { a: to, inner: Inner { b: to } };
+            owned.save().await.expect("saved");
+            assert_eq!(stored(&records).await, changed(to));
+        }
+    }
 
     #[test]
     fn a_full_disk_of_the_controller_is_no_fault_of_ours() {

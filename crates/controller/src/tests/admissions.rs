@@ -198,7 +198,7 @@ async fn a_home_that_never_answers_keeps_no_other_one_waiting() {
 async fn a_record_of_a_reader_that_can_t_be_read_keeps_no_home_from_being_told() {
     let lab = Lab::up().await;
     let key = format!("volume_readers/{}/home1/reader", data_volume());
-    lab.cluster.records.put(&key, &"no reader").await.expect("a record");
+    lab.cluster.records.put(&key, &"no reader".to_owned()).await.expect("a record");
     lab.cloud.inside().admissions.insert(data_volume(), [host("home1")].into());
     let told = lab.cloud.inside().told_of_admissions;
     wait_for("three more rounds", async || {

@@ -544,7 +544,7 @@ async fn a_vm_that_cant_be_looked_at_is_named_and_the_others_leave() {
     let (_, broken) = running_as(&lab, broken).await;
     let record = lab.cluster.index.of_vm(&broken).expect("its record");
     let key = planning::history_key(&record.job.spec);
-    lab.cluster.records.put(&key, &"no history").await.expect("written");
+    lab.cluster.records.put(&key, &"no history".to_owned()).await.expect("written");
     lab.cluster.history_cache.forget_history(&key);
     let good = JobSpec { memory_bytes: 64 << 20, volumes: Vec::new(), ..movable() };
     let (_, good) = running_as(&lab, good).await;
@@ -571,7 +571,7 @@ async fn a_volume_whose_record_cant_be_read_is_named_where_it_may_be_and_the_oth
         leave_site: LeaveSite::Allowed,
     };
     volumes::create(&lab.cluster, new).await.expect("create");
-    lab.cluster.records.put(&volume_key(&odd), &"no volume").await.expect("written");
+    lab.cluster.records.put(&volume_key(&odd), &"no volume".to_owned()).await.expect("written");
     ask(&lab, &lab.home, false).await;
     source_is_asked(&lab.home, &vm).await;
     let named = left(&lab, &lab.home, "the volume", |left| {

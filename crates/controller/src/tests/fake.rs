@@ -35,6 +35,7 @@ use perigee_model::leave_site::{
 use perigee_model::load::HostPressure;
 use perigee_model::network::{HostNetworks, NetworksKnown, TunnelEnd};
 use perigee_model::switchover::WriterEpochs;
+use perigee_model::upgrade::DaemonVersion;
 use perigee_model::vm::{
     Accelerator, ChangeVm, HostAddresses, HostReport, LinkProbe, MigrateOut, MigrationPhase,
     VmReport, VmStatus,
@@ -109,6 +110,8 @@ pub struct Inside {
     pub forbids_migration_once: bool,
     /// It has not what its VMs need.
     pub starts_no_vm: bool,
+    /// What its daemons say of their version. One of an older version says nothing.
+    pub version: Option<DaemonVersion>,
     /// Its agent is of an older version, and does not know that guests wait.
     pub lets_nothing_begin: bool,
     /// What stands on its images.
@@ -502,6 +505,7 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
         addresses: inside.addresses.clone(),
         lease: None,
         notice: inside.notice.clone(),
+        version: inside.version.clone(),
     }))
 }
 
@@ -571,9 +575,9 @@ async fn stats(State(inside): Shared) -> Reply<Vec<ExportStats>> {
 }
 
 async fn pool(State(inside): Shared) -> Reply<PoolInfo> {
-    let (free_bytes, data_bytes) = {
+    let (free_bytes, data_bytes, version) = {
         let inside = inside.lock().expect("lock");
-        (inside.pool_free_bytes, inside.pool_data_bytes)
+        (inside.pool_free_bytes, inside.pool_data_bytes, inside.version.clone())
     };
     let Some(free_bytes) = free_bytes else {
         return Err(Problem::unavailable("read the state of the pool", "it is busy").into());
@@ -588,6 +592,7 @@ async fn pool(State(inside): Shared) -> Reply<PoolInfo> {
         data_bytes,
         shared_bytes: 0,
         tenants: Vec::new(),
+        version,
     }))
 }
 

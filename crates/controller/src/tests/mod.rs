@@ -45,6 +45,7 @@ mod tenant_walk;
 mod tenants;
 mod term;
 mod unknown;
+mod upgrade;
 mod volume_moves;
 mod web;
 

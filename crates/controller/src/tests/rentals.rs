@@ -601,7 +601,8 @@ async fn a_host_whose_addresses_can_t_be_used_is_removed_with_its_record() {
     let rented = Rented::up(TIMING).await;
     let host = FakeHost::start("rent-9", "lab").await;
     let addresses = host.addresses.clone();
-    let record = HostRecord { addresses, registered_ms: 0, interfaces: Vec::new(), drain: None };
+    let (interfaces, versions) = Default::default();
+    let record = HostRecord { addresses, registered_ms: 0, interfaces, drain: None, versions };
     let key = format!("hosts/{}", host.id);
     // It is not in memory, as after a start that could not use its addresses.
     rented.cluster.records.put(&key, &record).await.expect("a store");

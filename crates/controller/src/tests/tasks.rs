@@ -28,7 +28,7 @@ async fn each_task_says_what_it_did_last_when_and_how_long_that_took() {
 async fn a_task_whose_round_fails_says_why() {
     let lab = Lab::up().await;
     let key = "cleanups/broken";
-    lab.cluster.records.put(key, &"no cleanup").await.expect("written");
+    lab.cluster.records.put(key, &"no cleanup".to_owned()).await.expect("written");
     let task = wait_for("a failure of the cleaner", async || {
         let task = status(&lab, "the cleaner").await;
         (!task.problem.is_empty()).then_some(task)

@@ -174,6 +174,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "POST /v1/backups/{backup}/verify"
         | "POST /v1/backups/{backup}/restore"
         | "POST /v1/look-for-backups"
+        | "POST /v1/upgrade/finish"
         | "PUT /v1/hosts/{host}/site"
         | "POST /v1/hosts/{host}/token"
         | "POST /v1/hosts/{host}/certificate"

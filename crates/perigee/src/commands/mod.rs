@@ -64,6 +64,7 @@ pub mod top;
 pub mod trace;
 mod units;
 mod unknown;
+pub mod upgrade;
 pub mod user;
 pub mod vm;
 mod vnc;

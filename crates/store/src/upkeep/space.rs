@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use perigee_model::upgrade::DaemonVersion;
 use perigee_model::volume::{
     BLOCK_BYTES, ImageInfo, ImageSource, PoolInfo, TenantSpace, VolumeHealth, VolumeInfo,
 };
@@ -75,6 +76,7 @@ impl Pool {
             data_bytes,
             shared_bytes: data_bytes.saturating_sub(own_bytes),
             tenants: tenants.into_values().collect(),
+            version: Some(DaemonVersion::own()),
         })
     }
 
