@@ -300,6 +300,9 @@ async fn a_job_file_is_a_body_too() {
         send(&door.address, "POST", "/v1/jobs", &headers, "image: debian\ncommand: run\ncpu: 2\n")
             .await;
     assert!(wrong.status == 400 && wrong.body.contains("job:3: cpu"), "{wrong:?}");
+    let with_files = format!("{text}inputs: [a]\n");
+    let refused = send(&door.address, "POST", "/v1/jobs", &headers, &with_files).await;
+    assert!(refused.status == 400 && refused.body.contains("no files beside it"), "{refused:?}");
 }
 
 #[tokio::test]
