@@ -98,13 +98,14 @@ fuzz:
 	    -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=2048 || exit 1; \
 	done
 
-## Formatting, lints, the dependencies, the versions of the committed runs, how well systemd's units confine the daemons, and the file
+## Formatting, lints, the dependencies, the versions of the committed runs, how well systemd's units confine the daemons, the Python client beside the API's document, and the file
 ## names and the picture of the crates in ARCHITECTURE.md
 # A check of the fuzz targets links nothing, so libFuzzer itself is not compiled for it.
 lint: setup
 	scripts/check-architecture
 	scripts/check-units
 	scripts/check-runs
+	clients/python/generate --check
 	cargo fmt --all --check
 	PATH=$$(scripts/tools):$$PATH cargo deny --locked check bans licenses sources
 	cargo clippy --locked --workspace --all-targets -- -D warnings

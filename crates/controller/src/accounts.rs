@@ -43,7 +43,10 @@ pub async fn put_tenant(cluster: &Cluster, record: TenantRecord) -> Result<(), P
     MONEY_MICROS
         .check(budget.micros)
         .map_err(|error| error.problem(format!("can't set the budget of tenant {name}")))?;
-    cluster.records.put(&tenant_key(&name), &record).await?;
+    let key = tenant_key(&name);
+    if !cluster.records.create_asked(&key, &record).await? {
+        cluster.records.put(&key, &record).await?;
+    }
     cluster.accounts.write().tenants.insert(name.clone(), record);
     cluster.repository.set_quota(&name, files::quota_of(cluster, &name));
     Ok(())

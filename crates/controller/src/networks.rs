@@ -179,7 +179,7 @@ async fn create_for(
         last: 0,
         job: job.cloned(),
     };
-    if !cluster.records.create(&key(name), &record).await? {
+    if !cluster.records.create_asked(&key(name), &record).await? {
         let why = "there is a network with this name already";
         return Err(Problem::conflict(what(), why).next("choose another name"));
     }

@@ -41,6 +41,7 @@
 //! | `networks/NETWORK`, `network_numbers/last`, `tunnels/HOST` | those of [`crate::networks`] | the API; who tells hosts |
 //! | `ledger/lines/NNNN`, `ledger/sum` | [`crate::cluster::ledger::book::Line`], of which none is ever changed, and the sum of those that were removed | [`crate::ledger`]; jobs through it |
 //! | `prices` | the file with the prices, as it could last be read | [`crate::prices`] |
+//! | `requests/WHO/KEY` | [`asked::RequestRecord`] | whoever makes the record of what is asked for, with the same write |
 //! | `counters/NAME` | the last number given to a job of that name | submission |
 //! | `controller` | the number and the place of the last start | [`crate::term`] |
 //! | `format` | the format level | [`crate::level`]: the end of an upgrade |
@@ -50,6 +51,7 @@
 //! separate fields everywhere. Fields of a newer version stay in a record that this version writes (`unknown_fields.rs`).
 
 mod access;
+pub mod asked;
 mod gang_traffic;
 mod kept;
 mod kind;

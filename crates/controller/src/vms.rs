@@ -137,6 +137,7 @@ fn unseen(cluster: &Cluster, record: &JobRecord, persistent: &PersistentVm) -> V
         addresses: Vec::new(),
         rules: job.spec.rules.clone(),
         labels: persistent.labels.clone(),
+        declared: None,
     }
 }
 
@@ -193,6 +194,7 @@ fn view(
         addresses: Vec::new(),
         rules: job.map(|record| record.job.spec.rules.clone()).unwrap_or_default(),
         labels: persistent.map(|persistent| persistent.labels.clone()).unwrap_or_default(),
+        declared: None,
         volumes: job.map(|record| volumes(cluster, record)).unwrap_or_default(),
         id: vm,
     }

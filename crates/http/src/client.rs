@@ -5,6 +5,7 @@
 
 mod answer;
 mod connect;
+mod create;
 #[cfg(test)]
 mod tests;
 
@@ -468,22 +469,20 @@ impl Client {
         &self,
         method: Method,
         path: &str,
-        header: Option<Header>,
+        header: impl IntoIterator<Item = Header>,
         body: Body,
         answer_max: Duration,
     ) -> Result<Response, Problem> {
         let until = Instant::now() + answer_max;
         let request = self.request(method, path, header, body)?;
-        let (head, body) = self.send(request, until).await?.into_parts();
-        let term = head.headers.get(TERM_HEADER).cloned();
-        Ok(Response { status: head.status, term, body, until })
+        Ok(answered(self.send(request, until).await?, until))
     }
 
     fn request(
         &self,
         method: Method,
         path: &str,
-        header: Option<Header>,
+        headers: impl IntoIterator<Item = Header>,
         body: Body,
     ) -> Result<Request<Body>, Problem> {
         let url: Uri = format!("{}{path}", self.base)
@@ -494,7 +493,7 @@ impl Client {
         if let Some(authorization) = &self.authorization {
             request.headers_mut().insert(AUTHORIZATION, authorization.clone());
         }
-        if let Some((name, value)) = header {
+        for (name, value) in headers {
             request.headers_mut().insert(name, value.parse().expect("ASCII"));
         }
         if let Some(grant) = &self.grant {
@@ -512,9 +511,19 @@ impl Client {
         request: Request<Body>,
         until: Instant,
     ) -> Result<hyper::Response<hyper::body::Incoming>, Problem> {
+        self.try_send(request, until).await.map_err(|lost| lost.problem)
+    }
+
+    async fn try_send(
+        &self,
+        request: Request<Body>,
+        until: Instant,
+    ) -> Result<hyper::Response<hyper::body::Incoming>, Lost> {
+        let lost = |problem| Lost { was_sent: true, problem };
         let answer = timeout_at(until, self.http.request(request));
-        let answer = answer.await.map_err(|_| self.broken(&too_late()))?;
-        let answer = answer.map_err(|e| self.unavailable(&e))?;
+        let answer = answer.await.map_err(|_| lost(self.broken(&too_late())))?;
+        let answer = answer
+            .map_err(|e| Lost { was_sent: !e.is_connect(), problem: self.unavailable(&e) })?;
         let notice = answer.headers().get(NOTICE_HEADER).and_then(|notice| notice.to_str().ok());
         if let Some(notice) = notice
             && !self.noticed.swap(true, Ordering::Relaxed)
@@ -563,9 +572,7 @@ impl Client {
         }
         let answer = self.send(request, until).await?;
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-            let (head, body) = answer.into_parts();
-            let term = head.headers.get(TERM_HEADER).cloned();
-            self.check(Response { status: head.status, term, body, until }).await?;
+            self.check(answered(answer, until)).await?;
             let why = std::io::Error::other("it does not carry bytes both ways");
             return Err(self.broken(&why));
         }
@@ -620,6 +627,19 @@ impl Client {
     fn broken(&self, error: &std::io::Error) -> Problem {
         Problem::unavailable(format!("no answer from {}", self.address), error)
     }
+}
+
+/// No answer has come.
+struct Lost {
+    /// The request may have been carried out.
+    was_sent: bool,
+    problem: Problem,
+}
+
+fn answered(answer: hyper::Response<hyper::body::Incoming>, until: Instant) -> Response {
+    let (head, body) = answer.into_parts();
+    let term = head.headers.get(TERM_HEADER).cloned();
+    Response { status: head.status, term, body, until }
 }
 
 fn root(error: &dyn std::error::Error) -> String {

@@ -12,7 +12,7 @@ use crate::guest::{CommandEnd, LeftOut, LogStream};
 use crate::labels::Labels;
 use crate::load::VmLoad;
 use crate::network::Publish;
-use crate::persistent_vm::VmState;
+use crate::persistent_vm::{NewVm, VmState};
 use crate::phases::{Phases, PredictedPhases, copy_left_s};
 use crate::plan::{Estimate, PredictedEnd};
 use crate::vm::{Firmware, LinkProbe, NetworkKind};
@@ -608,6 +608,10 @@ pub struct Vm {
     /// As it was made with; none for a job's VM.
     #[serde(default)]
     pub labels: Labels,
+    /// What makes such a VM as it is now, without the cloud-init data, which may have secrets; only in the answer for one VM that lives without a
+    /// job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared: Option<Box<NewVm>>,
 }
 
 /// A volume of a VM.

@@ -104,6 +104,22 @@ pub static TENANT_NAME_BYTES: Limit =
 /// Backups that the controller knows. They are listed at once.
 pub static BACKUPS: Limit = Limit::new("the number of backups", Unit::Count, 0, 10_000);
 
+/// The key that a client gives a request (`Idempotency-Key`).
+pub static REQUEST_KEY_BYTES: Limit =
+    Limit::new("the length of an Idempotency-Key", Unit::TextBytes, 1, 255);
+
+/// Requests with such a key that have made something, of one caller. Each is remembered for 24 hours.
+pub static KEYED_REQUESTS: Limit = Limit::new(
+    "a caller's number of requests with an Idempotency-Key within 24 hours",
+    Unit::Count,
+    0,
+    20_000,
+);
+
+/// How long one request waits for the end of a job.
+pub static WAIT_S: Limit =
+    Limit::new("how long one request waits for a job's end", Unit::Seconds, 0, 60);
+
 /// Tenants of a cluster, which are all in the controller's memory.
 pub static TENANTS: Limit = Limit::new("the number of tenants", Unit::Count, 0, 1000);
 
@@ -484,7 +500,7 @@ impl fmt::Display for Limit {
 mod tests {
     use super::*;
 
-    const ALL: [&Limit; 82] = [
+    const ALL: [&Limit; 85] = [
         &CPUS,
         &MEMORY_BYTES,
         &VM_DISKS,
@@ -497,6 +513,9 @@ mod tests {
         &PRIORITY,
         &NAME_BYTES,
         &TENANT_NAME_BYTES,
+        &REQUEST_KEY_BYTES,
+        &KEYED_REQUESTS,
+        &WAIT_S,
         &TENANTS,
         &USERS,
         &ACCESS_TOKENS,

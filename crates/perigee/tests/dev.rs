@@ -138,3 +138,20 @@ fn a_newcomer_runs_a_job_and_nothing_runs_after_ctrl_c() {
     dev.interrupt();
     assert_eq!(dev.vms(), 0, "a VM goes on");
 }
+
+/// The client's own tests of what needs a guest.
+#[test]
+fn a_python_program_runs_a_job() {
+    let image = std::env::var("PERIGEE_TEST_IMAGE")
+        .expect("PERIGEE_TEST_IMAGE names the golden image's directory; make test sets it");
+    let mut dev = Dev::start(Path::new(&image));
+    let disk = Path::new(&image).join("debian-pg.raw").display().to_string();
+    dev.ok(&["image", "import", "debian", &disk]);
+    let client = concat!(env!("CARGO_MANIFEST_DIR"), "/../../clients/python");
+    let mut tests = Command::new("python3");
+    tests.args(["-m", "unittest", "--verbose", "tests/test_guest.py"]).current_dir(client);
+    tests.env("PYTHONDONTWRITEBYTECODE", "1").env("PERIGEE_API", api(dev.dir.path()));
+    let run = tests.output().expect("python3 runs");
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    dev.interrupt();
+}

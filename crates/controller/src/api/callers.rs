@@ -320,7 +320,7 @@ fn is_webdav(path: &str) -> bool {
 }
 
 /// The value of the first `{x}`, if the path has this pattern.
-fn matched<'a>(pattern: &str, path: &'a str) -> Option<Option<&'a str>> {
+pub(super) fn matched<'a>(pattern: &str, path: &'a str) -> Option<Option<&'a str>> {
     let (mut expected, mut parts) = (pattern.split('/'), path.split('/'));
     let mut first = None;
     loop {

@@ -17,6 +17,7 @@ use perigee_model::{HostId, ImageName, Problem, VolumeName};
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
 use crate::cluster::Cluster;
+use crate::records::asked;
 use crate::storage::leave_site::{self, Of};
 use crate::storage::{images, moves, replicas as of_volumes, unknown, volumes};
 
@@ -54,7 +55,7 @@ pub async fn import_image(
 ) -> Reply<ClusterImage> {
     let new = caller.new_image(&cluster, new)?;
     // In a task of its own, because a client that disconnects must not end an import.
-    let import = tokio::spawn(async move { images::import(&cluster, new).await });
+    let import = tokio::spawn(asked::carried(async move { images::import(&cluster, new).await }));
     json(import.await.map_err(|e| Problem::internal("can't import an image", e))??)
 }
 

@@ -1,13 +1,18 @@
 //! `/jobs`
 
-use axum::body::Body;
-use axum::extract::{Query, State};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, Query, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::job::{Job, JobMoveAsked, JobSpec, LeftOutFiles, LogLine, MoveJob, Sample};
+use perigee_model::job_file::{self, JobFile};
 use perigee_model::job_plan::JobPlan;
+use perigee_model::limits::WAIT_S;
 use perigee_model::plan::{Decision, Score};
+use perigee_model::units::parse_duration;
 use perigee_model::{JobId, Problem};
 use serde::Deserialize;
 
@@ -17,28 +22,57 @@ use crate::files::outputs;
 use crate::records::JobIntent;
 use crate::{jobs, planning, rentals};
 
+/// A job in a request's body: a [`JobSpec`] as JSON, or a job file (`application/yaml`, RFC 9512).
+pub struct JobBody(JobSpec);
+
+/// The name of a job whose file names none.
+const FILE_NAME: &str = "job";
+
+impl<S: Send + Sync> FromRequest<S> for JobBody {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+        let is_yaml = kind.is_some_and(|kind| kind.starts_with("application/yaml"));
+        if !is_yaml {
+            return Json::from_request(request, state).await.map(|Json(spec)| Self(spec));
+        }
+        let refused = |why: String| Failure(Problem::invalid("can't read the job file", why));
+        let bytes =
+            Bytes::from_request(request, state).await.map_err(|e| refused(e.body_text()))?;
+        let text = std::str::from_utf8(&bytes).map_err(|e| refused(e.to_string()))?;
+        let JobFile { spec, inputs } = job_file::parse(text, FILE_NAME)?;
+        if !inputs.is_empty() {
+            let why = "inputs: a request has no files beside it";
+            return Err(Problem::invalid("can't read the job file", why)
+                .next("submit it with perigee job submit, which sends them; or put the data on a volume")
+                .into());
+        }
+        Ok(Self(spec))
+    }
+}
+
 /// Predicts the ways to run a job without running it, at the hosts that are there and at hosts that could be rented. Links that the plan needs
-/// are measured first. Nothing is rented.
-#[utoipa::path(post, path = "/jobs/plan", tag = "jobs", request_body = JobSpec,
+/// are measured first. Nothing is rented. The job may also be a job file without inputs.
+#[utoipa::path(post, path = "/jobs/plan", tag = "jobs",
+    request_body(content((JobSpec = "application/json"), (String = "application/yaml"))),
     responses((status = 200, body = JobPlan)))]
 pub async fn plan(
     State(cluster): Shared,
     caller: Caller,
-    Json(spec): Json<JobSpec>,
+    JobBody(spec): JobBody,
 ) -> Reply<JobPlan> {
     let spec = caller.job(&cluster, spec).await?;
     jobs::check(&cluster, &spec).await?;
     json(rentals::plan(&cluster, &spec).await?)
 }
 
-/// Submits a job. It is checked and recorded at once, and starts when the scheduler finds hosts for it.
-#[utoipa::path(post, path = "/jobs", tag = "jobs", request_body = JobSpec,
+/// Submits a job. It is checked and recorded at once, and starts when the scheduler finds hosts for it. The job may also be a job file without
+/// inputs.
+#[utoipa::path(post, path = "/jobs", tag = "jobs",
+    request_body(content((JobSpec = "application/json"), (String = "application/yaml"))),
     responses((status = 200, body = Job)))]
-pub async fn submit(
-    State(cluster): Shared,
-    caller: Caller,
-    Json(spec): Json<JobSpec>,
-) -> Reply<Job> {
+pub async fn submit(State(cluster): Shared, caller: Caller, JobBody(spec): JobBody) -> Reply<Job> {
     let spec = caller.job(&cluster, spec).await?;
     let name = spec.name.clone();
     let submitted = jobs::submit(&cluster, spec).await;
@@ -54,11 +88,30 @@ pub async fn list(State(cluster): Shared, caller: Caller) -> Reply<Vec<Job>> {
     json(jobs)
 }
 
-/// A job, with its state, its measured times, its migrations and, of a job with several VMs, its VMs.
-#[utoipa::path(get, path = "/jobs/{job}", tag = "jobs", params(("job" = String, Path)),
+/// The query of [`info`].
+#[derive(Debug, Default, Deserialize)]
+pub struct Looking {
+    wait: Option<String>,
+}
+
+/// A job, with its state, its measured times, its migrations and, of a job with several VMs, its VMs. With `wait`, a duration such as `30s`, the
+/// answer comes when the job has ended or this time is over, whichever is first.
+#[utoipa::path(get, path = "/jobs/{job}", tag = "jobs",
+    params(("job" = String, Path), ("wait" = Option<String>, Query)),
     responses((status = 200, body = Job)))]
-pub async fn info(State(cluster): Shared, Full(job): Full<JobId>) -> Reply<Job> {
-    json(jobs::get(&cluster, &job).await?)
+pub async fn info(
+    State(cluster): Shared,
+    Full(job): Full<JobId>,
+    query: Result<Query<Looking>, axum::extract::rejection::QueryRejection>,
+) -> Reply<Job> {
+    let invalid = |why: String| Problem::invalid("request query", why);
+    let Query(ask) = query.map_err(|e| invalid(e.body_text()))?;
+    let wait_s = match &ask.wait {
+        None => 0,
+        Some(text) => parse_duration(text).map_err(|e| invalid(format!("wait: {e}")))?,
+    };
+    let wait_s = WAIT_S.check(wait_s).map_err(|e| invalid(format!("wait: {e}")))?;
+    json(jobs::when_ended(&cluster, &job, Duration::from_secs(wait_s)).await?)
 }
 
 /// The query of [`delete`].

@@ -12,6 +12,7 @@ pub mod hosts;
 pub mod jobs;
 mod metrics;
 mod networks;
+mod once;
 pub mod prices;
 pub mod rentals;
 pub mod renting;
@@ -28,13 +29,18 @@ use axum::middleware::from_fn_with_state;
 use perigee_http::{Failure, Json};
 use perigee_model::Problem;
 use perigee_model::ids::{FULL_PATTERN, WORD_PATTERN};
+use perigee_model::limits::REQUEST_KEY_BYTES;
 use utoipa::OpenApi;
-use utoipa::openapi::path::{Parameter, ParameterIn};
-use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder, Schema};
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::Type;
+use utoipa::openapi::{
+    ContentBuilder, ObjectBuilder, Ref, RefOr, Required, ResponseBuilder, Schema,
+};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::cluster::Cluster;
+use crate::records::asked;
 pub use caller::Caller;
 #[cfg(test)]
 pub use callers::TABLE;
@@ -222,6 +228,25 @@ fn limit_names(parameters: &mut [RefOr<Parameter>]) {
     }
 }
 
+/// The header by which a request makes its thing once.
+fn request_key() -> Parameter {
+    let text = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .min_length(usize::try_from(REQUEST_KEY_BYTES.min).ok())
+        .max_length(usize::try_from(REQUEST_KEY_BYTES.max).ok());
+    ParameterBuilder::new()
+        .name(once::HEADER)
+        .parameter_in(ParameterIn::Header)
+        .required(Required::False)
+        .description(Some(
+            "A new text for each thing that is to be made, such as a UUID. The request can then be repeated when its answer is lost: for 24 \
+             hours the same key with the same request is answered with what the first one has made. 409 with Retry-After: the first one is \
+             still being carried out. 422: the key was used for another request.",
+        ))
+        .schema(Some(text.build()))
+        .build()
+}
+
 /// What the macros leave out, and OpenAPI asks for: each operation has an id of its own, and each answer a description. Each may be a
 /// [`Problem`]. A name in a path has its pattern.
 fn complete(document: &mut utoipa::openapi::OpenApi) {
@@ -231,7 +256,11 @@ fn complete(document: &mut utoipa::openapi::OpenApi) {
         .description("What failed, why, and what to do next")
         .content("application/json", content)
         .build();
-    for item in document.paths.paths.values_mut() {
+    for (path, item) in &mut document.paths.paths {
+        if let Some(creates) = item.post.as_mut().filter(|_| once::ROUTES.contains(&path.as_str()))
+        {
+            creates.parameters.get_or_insert_default().push(RefOr::T(request_key()));
+        }
         let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
         for operation in operations.into_iter().flatten() {
             let tag = operation.tags.iter().flatten().next();
@@ -253,7 +282,7 @@ fn complete(document: &mut utoipa::openapi::OpenApi) {
 }
 
 /// All that the controller serves: the routes below `/v1`, their OpenAPI document, `/metrics` and the doors for files.
-/// Each request goes through [`callers::admit`] first.
+/// Each request goes through [`callers::admit`] first, and one with a key through [`once::once`].
 pub fn router(cluster: Arc<Cluster>) -> Router {
     let (router, document) = routes().split_for_parts();
     let router = router
@@ -262,7 +291,9 @@ pub fn router(cluster: Arc<Cluster>) -> Router {
         .fallback(nothing_here)
         .with_state(Arc::clone(&cluster))
         .merge(doors::router(&cluster));
-    router.layer(from_fn_with_state(cluster, admit))
+    router
+        .layer(from_fn_with_state(Arc::clone(&cluster), once::once))
+        .layer(from_fn_with_state(cluster, admit))
 }
 
 async fn nothing_here(request: axum::extract::Request) -> Failure {
@@ -318,7 +349,9 @@ pub fn operations() -> Vec<(String, String)> {
 async fn to_its_end<T: Send + 'static>(
     change: impl Future<Output = Result<T, Problem>> + Send + 'static,
 ) -> Result<T, Problem> {
-    tokio::spawn(change).await.map_err(|e| Problem::internal("can't do what was asked for", e))?
+    tokio::spawn(asked::carried(change))
+        .await
+        .map_err(|e| Problem::internal("can't do what was asked for", e))?
 }
 
 fn json<T>(value: T) -> Result<Json<T>, Failure> {

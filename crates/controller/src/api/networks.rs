@@ -2,8 +2,8 @@
 
 use axum::extract::State;
 use perigee_http::{Json, Reply};
-use perigee_model::NetworkName;
 use perigee_model::network::{ClusterNetwork, NewNetwork};
+use perigee_model::{NetworkName, Problem};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json};
@@ -47,9 +47,21 @@ pub async fn info(
     caller: Caller,
     Full(name): Full<NetworkName>,
 ) -> Reply<ClusterNetwork> {
-    let mut network = networks::info(&cluster, &name).await?;
-    hide_vms(&cluster, &caller, &mut network);
-    json(network)
+    json(shown(&cluster, &caller, &name).await?)
+}
+
+/// A network as this caller sees it.
+///
+/// # Errors
+/// `NotFound`.
+pub(super) async fn shown(
+    cluster: &Cluster,
+    caller: &Caller,
+    name: &NetworkName,
+) -> Result<ClusterNetwork, Problem> {
+    let mut network = networks::info(cluster, name).await?;
+    hide_vms(cluster, caller, &mut network);
+    Ok(network)
 }
 
 /// Deletes a network that no VM uses.

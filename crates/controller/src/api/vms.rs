@@ -40,7 +40,9 @@ pub async fn info(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<Vm> {
     if found.job.is_none() && found.status == VmState::Running {
         found.addresses = vms::guest::addresses(&cluster, &vm).await;
     }
-    if let Some(own) = cluster.index.of_vm(&vm).and_then(|record| record.card.clone()) {
+    let record = cluster.index.of_vm(&vm);
+    found.declared = record.as_deref().and_then(vms::persistent::declared).map(Box::new);
+    if let Some(own) = record.and_then(|record| record.card.clone()) {
         let own = own.address.to_string();
         // The guest may say others too, or nothing.
         if !found.addresses.iter().any(|said| said.split('/').next() == Some(own.as_str())) {

@@ -46,6 +46,7 @@ use tokio::sync::{Notify, broadcast, mpsc};
 
 use crate::audit::Audit;
 use crate::clock::{CLOCK, now_ms};
+use crate::records::asked::Requests;
 use crate::records::{
     JobRecord, MigrationRecord, Owned, Records, RentalRecord, VolumeMoveRecord, job_key,
     migration_key, rental_key, volume_move_key,
@@ -205,6 +206,8 @@ pub struct Cluster {
     pub bad_joins: Seldom,
     /// Requests with a token that does not count.
     pub bad_tokens: Seldom,
+    /// Requests whose clients have given them keys.
+    pub requests: Requests,
     /// Tenants and their users.
     pub accounts: Accounts,
     pub audit: Audit,
@@ -304,6 +307,7 @@ impl Cluster {
         let (accounts, audit) = (Accounts::load(&records).await?, Audit::open(state_dir)?);
         let claim = term::begin(&records, state_dir, &authority, &network).await?;
         let ways = Ways { network: network.clone(), claim: Arc::clone(&claim) };
+        let requests = Requests::load(&records).await?;
         let hosts = Hosts::load(&records, timing.host_deadline, ways).await?;
         let index = Index::load(&records).await?;
         let links = Links::load(&records).await?;
@@ -325,6 +329,7 @@ impl Cluster {
             kept_disks: tokio::sync::Mutex::default(),
             bad_joins: Seldom::default(),
             bad_tokens: Seldom::default(),
+            requests,
             accounts,
             audit,
             network,

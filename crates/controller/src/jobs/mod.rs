@@ -59,7 +59,7 @@ use crate::files::{inputs, outputs};
 use crate::meter::Meter;
 use crate::planning::shared_links;
 use crate::records::{
-    JobInputs, JobIntent, JobRecord, Kind, LogKept, MigrationRecord, Traced, job_intent_key,
+    JobInputs, JobIntent, JobRecord, Kind, LogKept, MigrationRecord, Traced, asked, job_intent_key,
     job_key, migration_intent_prefix, migration_prefix, vm_of,
 };
 use crate::storage::{images, volumes};
@@ -70,6 +70,8 @@ const ERASURE_DEADLINE: Duration = Duration::from_secs(30);
 const ERASURE_AGAIN: Duration = Duration::from_millis(10);
 /// What a job's VM has of its memory is not known from an older report.
 const REPORT_AGE_MAX: Duration = Duration::from_secs(30);
+/// A job whose record is written often is not looked at more often than so.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// How often somebody looks for VMs without a job that were deleted.
 const ERASE_EVERY: Duration = Duration::from_secs(600);
 
@@ -166,7 +168,7 @@ pub async fn add(cluster: &Arc<Cluster>, record: JobRecord) -> Result<Job, Probl
     let id = record.job.id.clone();
     let (cluster, job) = (Arc::clone(cluster), record.job.clone());
     // In a task of its own, so that a job is queued even if the client disconnects.
-    let made = tokio::spawn(async move {
+    let made = tokio::spawn(asked::carried(async move {
         let volumes = record.job.spec.volumes.iter().map(|volume| volume.volume.clone());
         let _submission = cluster.index.begin_submission(volumes.collect()).map_err(|name| {
             let why = format!(
@@ -184,7 +186,7 @@ pub async fn add(cluster: &Arc<Cluster>, record: JobRecord) -> Result<Job, Probl
             networks::check(&cluster, &record.job.spec).await?;
             networks::check_card(&cluster, &record).await?;
         }
-        if !cluster.records.create(&job_key(&id), &record).await? {
+        if !cluster.records.create_asked(&job_key(&id), &record).await? {
             let why = "there is a job or a VM with this name already";
             return Err(
                 Problem::conflict(format!("can't make {id}"), why).next("choose another name")
@@ -193,7 +195,7 @@ pub async fn add(cluster: &Arc<Cluster>, record: JobRecord) -> Result<Job, Probl
         cluster.index.note_kept(&id);
         cluster.index.put_job(&record);
         Ok(())
-    });
+    }));
     made.await.map_err(|e| Problem::internal("can't submit a job", e))??;
     Ok(job)
 }
@@ -361,6 +363,25 @@ pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
     }
     let moves = moves.into_iter().map(|record| record.migration).collect();
     Ok(gang::with_members(view(cluster, record, moves), members))
+}
+
+/// The same when it has ended, or after this time.
+///
+/// # Errors
+/// `NotFound` if there is no such job, or when it is deleted.
+pub async fn when_ended(cluster: &Cluster, id: &JobId, wait: Duration) -> Result<Job, Problem> {
+    let begun = Instant::now();
+    let mut changes = cluster.records.watch(&job_key(id));
+    loop {
+        let job = get(cluster, id).await?;
+        let left = wait.saturating_sub(begun.elapsed());
+        if job.state.is_final() || left.is_zero() {
+            return Ok(job);
+        }
+        // Whether there was a change or the time is over: the job is looked at once more.
+        let _changed = tokio::time::timeout(left, changes.next()).await;
+        tokio::time::sleep(LOOK_AGAIN.min(left)).await;
+    }
 }
 
 /// What its host has said of a job's VM lately.

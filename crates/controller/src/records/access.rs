@@ -7,6 +7,7 @@ use perigee_model::Problem;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::asked;
 use super::unknown_fields::UnknownFields;
 use crate::store::{Entry, Revision, Store, StoreError, Swap, Watch, Write};
 
@@ -151,6 +152,25 @@ impl Records {
     pub async fn create<T: Serialize>(&self, key: &str, value: &T) -> Result<bool, Problem> {
         let write = Write::Put(encode(key, value)?);
         Ok(matches!(self.swap(key, None, write).await?, Swap::Done(_)))
+    }
+
+    /// Makes the record of a thing that somebody may have asked for with a key ([`asked`]); `false` when there is one. That the request has made
+    /// it is the same write.
+    ///
+    /// # Errors
+    /// `NoSpace` beyond the caller's number of requests with a key.
+    pub async fn create_asked<T: Serialize>(&self, key: &str, value: &T) -> Result<bool, Problem> {
+        let Some(asked) = asked::under_way() else { return self.create(key, value).await };
+        let beside = encode(asked.key(), &asked.has_made(key))?;
+        self.counts.writes.fetch_add(1, Ordering::Relaxed);
+        #[cfg(test)]
+        self.counts.stop_at_cut(key).await;
+        let made = self.store.create_with(key, encode(key, value)?, (asked.key(), beside)).await?;
+        let is_made = matches!(made, Swap::Done(_));
+        if is_made {
+            asked.note_made(key);
+        }
+        Ok(is_made)
     }
 
     /// Reads, changes and writes a record. If another task writes in between, this is repeated, so `change` may

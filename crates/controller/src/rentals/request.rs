@@ -174,7 +174,7 @@ async fn record(
     money::check(cluster, &view, for_s)?;
     let controller_url = controller_url(cluster, ask.controller_url, &what)?;
     let record = RentalRecord { view, controller_url: Some(controller_url), secret: None };
-    if cluster.records.create(&rental_key(&id), &record).await? {
+    if cluster.records.create_asked(&rental_key(&id), &record).await? {
         cluster.rentals.put(&record.view);
     }
     cluster.drive_rental(&id);

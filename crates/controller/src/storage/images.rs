@@ -202,7 +202,7 @@ async fn take_name(cluster: &Cluster, what: &str, record: &ImageRecord) -> Resul
         let why = format!("there is an image with this name at {}", at.join(", "));
         return Err(Problem::conflict(what, why).next("choose another name, or delete it first"));
     }
-    if !cluster.records.create(&image_key(name), record).await? {
+    if !cluster.records.create_asked(&image_key(name), record).await? {
         let why = "an image of a host that does not answer has the name, or one that is being made";
         return Err(Problem::conflict(what, why)
             .next(format!("choose another name, or free it: `perigee image delete {name}`")));

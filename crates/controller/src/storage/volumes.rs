@@ -340,7 +340,7 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
     let _room = room_for(cluster, &new).await?;
     let key = format!("volumes/{}", new.name);
     let mut record = VolumeRecord { name: new.name.clone(), home: home.id.clone(), seen: None };
-    if !cluster.records.create(&key, &record).await? {
+    if !cluster.records.create_asked(&key, &record).await? {
         let why = "another request is creating a volume with this name";
         return Err(Problem::conflict(format!("can't create volume {}", new.name), why));
     }
@@ -412,7 +412,7 @@ pub(super) async fn make_at(
     check_free(home, name).await?;
     let key = volume_key(name);
     let mut record = VolumeRecord { name: name.clone(), home: home.id.clone(), seen: None };
-    if !cluster.records.create(&key, &record).await? {
+    if !cluster.records.create_asked(&key, &record).await? {
         let why = "another request is creating a volume with this name";
         return Err(Problem::conflict(format!("can't create volume {name}"), why));
     }

@@ -36,6 +36,7 @@ contract!(
     [
         what_was_put_is_read,
         a_key_is_made_only_once,
+        two_keys_are_written_at_once_or_not_at_all,
         a_write_with_an_old_revision_is_refused,
         a_deleted_key_comes_back_with_a_new_revision,
         a_list_is_in_order_and_stays_in_its_prefix,
@@ -85,6 +86,27 @@ async fn a_key_is_made_only_once(fixture: &impl Fixture) {
     let again = store.compare_and_swap("a", None, Write::Put(json!(2))).await.expect("swap");
     assert_eq!(again, Swap::Differs);
     assert_eq!(store.get("a").await.expect("get").expect("there").value, json!(1));
+}
+
+async fn two_keys_are_written_at_once_or_not_at_all(fixture: &impl Fixture) {
+    let store = fixture.open();
+    let mut watch = store.watch("b");
+    put(&*store, "b", 0).await;
+    let made = store.create_with("a", json!(1), ("b", json!(1))).await.expect("create");
+    assert!(matches!(made, Swap::Done(_)));
+    let again = store.create_with("a", json!(2), ("b", json!(2))).await.expect("create");
+    assert_eq!(again, Swap::Differs);
+    for key in ["a", "b"] {
+        assert_eq!(store.get(key).await.expect("get").expect("there").value, json!(1), "{key}");
+    }
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        match watch.next().await {
+            Some(Change::Put(entry)) => seen.push(entry.value),
+            other => panic!("not a write: {other:?}"),
+        }
+    }
+    assert_eq!(seen, [json!(0), json!(1)], "a watcher sees the key beside, too");
 }
 
 async fn a_write_with_an_old_revision_is_refused(fixture: &impl Fixture) {

@@ -106,6 +106,14 @@ pub trait Store: Send + Sync + 'static {
         write: Write,
     ) -> Answer<'a, Swap>;
 
+    /// Makes a key that must not exist, and writes another one beside it, whatever that has. Both are there afterwards, or neither.
+    fn create_with<'a>(
+        &'a self,
+        key: &'a str,
+        value: Value,
+        beside: (&'a str, Value),
+    ) -> Answer<'a, Swap>;
+
     /// Every change of a key below `prefix` from now on, in the order of the writes.
     fn watch(&self, prefix: &str) -> Watch;
 }

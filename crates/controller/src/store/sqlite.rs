@@ -147,10 +147,7 @@ impl Store for SqliteStore {
         self.run(move |inner, connection| {
             let transaction =
                 connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let present: Option<i64> = transaction
-                .query_row("SELECT revision FROM entries WHERE key = ?1", [&key], |r| r.get(0))
-                .optional()?;
-            if present.map(Revision) != expected {
+            if revision_of(&transaction, &key)? != expected {
                 return Ok(Swap::Differs);
             }
             let revision = next_revision(&transaction)?;
@@ -158,6 +155,30 @@ impl Store for SqliteStore {
             transaction.commit()?;
             // This is done under the mutex, so that watchers see the writes in their order.
             inner.tell(&change);
+            Ok(Swap::Done(revision))
+        })
+    }
+
+    fn create_with<'a>(
+        &'a self,
+        key: &'a str,
+        value: Value,
+        (beside, beside_value): (&'a str, Value),
+    ) -> Answer<'a, Swap> {
+        let (key, beside) = (key.to_owned(), beside.to_owned());
+        self.run(move |inner, connection| {
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            if revision_of(&transaction, &key)?.is_some() {
+                return Ok(Swap::Differs);
+            }
+            let revision = next_revision(&transaction)?;
+            let made = apply(&transaction, key, Write::Put(value), revision)?;
+            let next = next_revision(&transaction)?;
+            let noted = apply(&transaction, beside, Write::Put(beside_value), next)?;
+            transaction.commit()?;
+            inner.tell(&made);
+            inner.tell(&noted);
             Ok(Swap::Done(revision))
         })
     }
@@ -170,6 +191,13 @@ impl Store for SqliteStore {
             watchers.entry(prefix.to_owned()).or_insert_with(|| broadcast::channel(CHANGES_KEPT).0);
         Watch { changes: watcher.subscribe() }
     }
+}
+
+fn revision_of(transaction: &Transaction<'_>, key: &str) -> Result<Option<Revision>, StoreError> {
+    let present: Option<i64> = transaction
+        .query_row("SELECT revision FROM entries WHERE key = ?1", [key], |r| r.get(0))
+        .optional()?;
+    Ok(present.map(Revision))
 }
 
 fn next_revision(transaction: &Transaction<'_>) -> Result<Revision, StoreError> {

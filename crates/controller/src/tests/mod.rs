@@ -30,6 +30,7 @@ mod measuring;
 mod migrations;
 mod money;
 mod networks;
+mod once;
 mod outputs;
 mod parts;
 mod persistent_vms;

@@ -20,15 +20,15 @@ struct Site {
 
 /// What a server has said.
 #[derive(Debug)]
-struct Said {
-    status: u16,
+pub struct Said {
+    pub status: u16,
     /// In lower case.
     head: String,
-    body: String,
+    pub body: String,
 }
 
 impl Said {
-    fn header(&self, name: &str) -> Option<&str> {
+    pub fn header(&self, name: &str) -> Option<&str> {
         let lines = self.head.lines();
         lines.filter_map(|line| line.split_once(": ")).find(|(n, _)| *n == name).map(|(_, v)| v)
     }
@@ -63,7 +63,7 @@ async fn open(
     stream
 }
 
-async fn send(
+pub async fn send(
     address: &str,
     method: &str,
     path: &str,

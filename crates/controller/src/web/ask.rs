@@ -177,7 +177,7 @@ impl<'a> Ask<'a> {
     /// As the API.
     pub async fn job(&self, name: &str) -> Result<Job, Problem> {
         let (path, full) = (format!("/v1/jobs/{name}"), self.full(name).await?);
-        self.get(&path, api::jobs::info(self.state(), full)).await
+        self.get(&path, api::jobs::info(self.state(), full, Ok(Query::default()))).await
     }
 
     /// The lines of a job's log after this one, at most `limit`.

@@ -111,3 +111,38 @@ fn an_address_from_another_host_is_never_a_unix_socket() {
         Network::Plain.client(good, Expected::Address, wait).expect(good);
     }
 }
+
+#[tokio::test]
+async fn a_lost_answer_is_asked_for_again_with_the_same_key() {
+    use tokio::io::AsyncReadExt as _;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let (mut first, _) = listener.accept().await.expect("a client");
+        let mut text = vec![0; 4096];
+        let count = first.read(&mut text).await.expect("a request");
+        let text = String::from_utf8_lossy(&text[..count]).to_lowercase();
+        let key = text.lines().find_map(|line| line.strip_prefix("idempotency-key: "));
+        tell.send(key.expect("a key").to_owned()).expect("the test listens");
+        drop(first);
+        let second = async move |headers: HeaderMap| {
+            let key = headers["idempotency-key"].to_str().expect("ASCII").to_owned();
+            tell.send(key).expect("the test listens");
+            axum::Json(7)
+        };
+        let router = axum::Router::new().route("/v1/jobs", axum::routing::post(second));
+        axum::serve(listener, router).await
+    });
+    let client = Client::new(&address, Duration::from_secs(60)).expect("a client");
+    assert_eq!(client.create::<u32>("/v1/jobs", &"a job").await.expect("made"), 7);
+    let (first, second) = (told.recv().await.expect("one"), told.recv().await.expect("two"));
+    assert_eq!(first, second);
+}
+
+#[tokio::test]
+async fn what_could_not_be_sent_is_not_tried_again() {
+    let client = Client::new("http://127.0.0.1:1", Duration::from_secs(5)).expect("address");
+    let problem = client.create::<u32>("/v1/jobs", &"a job").await.expect_err("nobody is there");
+    assert!(problem.why.contains("Connection refused"), "{problem}");
+}

@@ -180,7 +180,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
 
 /// Begins a backup and waits until it is complete. Ctrl-C ends only the waiting.
 async fn create(client: &Client, ask: &NewBackup, format: Format) -> Result<(), Problem> {
-    let begun: Backup = client.post("/v1/backups", ask).await?;
+    let begun: Backup = client.create("/v1/backups", ask).await?;
     let goes_on =
         format!("the backup goes on; `perigee backup info {}` shows how far it is", begun.name);
     let watching = watch(client, &begun, &goes_on);

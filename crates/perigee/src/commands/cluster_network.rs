@@ -81,7 +81,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
     match verb {
         Verb::Create { name, subnet, nat } => {
             let new = NewNetwork { name, subnet, nat };
-            let made: ClusterNetwork = client.post("/v1/networks", &new).await?;
+            let made: ClusterNetwork = client.create("/v1/networks", &new).await?;
             output::one(context.format, &made, FIELDS)?;
         }
         Verb::List => {

@@ -285,7 +285,7 @@ async fn import(ask: Import, context: &Context) -> Result<(), Problem> {
     let client = controller_client_within(context, IMPORT_MAX)?;
     let (source, host) = source(&client, file, sha256, on_host, host).await?;
     let body = NewImage { name, source, format, host, leave_site };
-    show(context, &client.post("/v1/images", &body).await?)
+    show(context, &client.create("/v1/images", &body).await?)
 }
 
 /// Builds an image and imports it.

@@ -365,7 +365,7 @@ async fn submit(
         let base = file.parent().unwrap_or(Path::new("")).to_owned();
         spec.inputs = Some(upload(&client, &base, inputs, reach).await?);
     }
-    let job: Job = client.post("/v1/jobs", &spec).await?;
+    let job: Job = client.create("/v1/jobs", &spec).await?;
     if !wait {
         output::one(context.format, &job, JOB)?;
         return Ok(ExitCode::SUCCESS);

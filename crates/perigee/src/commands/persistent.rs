@@ -190,7 +190,7 @@ pub fn wanted(ask: Create) -> Result<NewVm, Problem> {
 
 /// Makes the VM, and waits until it runs, unless it is made stopped.
 pub async fn create(client: &Client, new: &NewVm) -> Result<Vm, Problem> {
-    let made: Vm = client.post("/v1/vms", new).await?;
+    let made: Vm = client.create("/v1/vms", new).await?;
     if new.stopped { Ok(made) } else { until_it_runs(client, &made.id).await }
 }
 

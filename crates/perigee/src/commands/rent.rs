@@ -188,7 +188,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
                 disk_bytes: disk,
                 controller_url: controller,
             };
-            let rental: Rental = client.post("/v1/rentals", &ask).await?;
+            let rental: Rental = client.create("/v1/rentals", &ask).await?;
             output::one(context.format, &rental, RENTALS)
         }
         Verb::List { all } => {

@@ -364,7 +364,7 @@ impl Cluster<'_> {
 
     async fn make(&self, new: &NewVm) -> Result<Vm> {
         let _turn = self.requests.acquire().await;
-        self.client.post("/v1/vms", new).await
+        self.client.create("/v1/vms", new).await
     }
 
     /// As `perigee vm create` waits, but in turn with the other nodes' requests. A controller that does not answer may do so later.

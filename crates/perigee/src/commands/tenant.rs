@@ -140,7 +140,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     match verb {
         Verb::Create { name, quota } => {
             let new = NewTenant { name, quota: quota.into() };
-            let made: Tenant = client.post("/v1/tenants", &new).await?;
+            let made: Tenant = client.create("/v1/tenants", &new).await?;
             output::one(context.format, &made, TENANT)
         }
         Verb::List => {

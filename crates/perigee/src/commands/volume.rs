@@ -470,7 +470,7 @@ async fn make(
             let CreateVolume { name, size_bytes, source, leave_site, .. } = new;
             let new = NewVolume { name, host, size_bytes, source, leave_site };
             let volume: ClusterVolume =
-                controller_client(context)?.post("/v1/volumes", &new).await?;
+                controller_client(context)?.create("/v1/volumes", &new).await?;
             output::one(context.format, &volume, CLUSTER)
         }
     }

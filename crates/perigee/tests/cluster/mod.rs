@@ -1,6 +1,7 @@
 //! A cluster of several machines, made as `docs/cluster.md` says: here on one machine, each host with an address of loopback.
 
 mod backup;
+mod python;
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;

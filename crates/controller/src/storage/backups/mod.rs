@@ -92,7 +92,7 @@ pub async fn create(cluster: &Arc<Cluster>, ask: NewBackup) -> Result<Backup, Pr
         problem: String::new(),
     };
     let record = BackupRecord { view: view.clone(), whole: ask.whole, asks: false };
-    if !cluster.records.create(&backup_key(&name), &record).await? {
+    if !cluster.records.create_asked(&backup_key(&name), &record).await? {
         return Err(
             Problem::conflict(what, "another backup of it began in this second").next("try again")
         );
