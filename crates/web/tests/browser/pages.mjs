@@ -55,6 +55,7 @@ const logIn = async (context, token) => {
   const page = await context.newPage();
   await page.goto("/");
   check(new URL(page.url()).pathname === "/login", `a stranger is at ${page.url()}`);
+  await until("the field for the token has the focus", () => page.locator("#token:focus").count());
   await page.keyboard.type(token);
   await page.keyboard.press("Enter");
   await page.waitForURL("/");
@@ -226,7 +227,9 @@ const withoutJavaScript = async () => {
 const aLogThatGrows = async () => {
   const { context, page } = await session(tokens["default/root"].token);
   const streams = [];
-  page.on("request", (request) => request.resourceType() === "eventsource" && streams.push(request.url()));
+  // The first page may begin its own stream late.
+  const isOfJob = (request) => request.resourceType() === "eventsource" && request.url().includes("/jobs/");
+  page.on("request", (request) => isOfJob(request) && streams.push(request.url()));
   await page.goto("/jobs/talks-0001");
   const last = async () => Number((await page.locator(".log > div").last().innerText()).replace("line ", ""));
   const first = await until("a line", last);
