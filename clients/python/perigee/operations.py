@@ -102,6 +102,18 @@ class Controller(Operations):
         """
         return self._client._ask("GET", "/v1/tasks")
 
+    def upgrade_status(self) -> types.Upgrade:
+        """The versions of the controller and of each host's daemons, which are asked for them
+        now; what of an upgrade is held back, and why it can't be ended.
+        """
+        return self._client._ask("GET", "/v1/upgrade")
+
+    def finish_upgrade(self, body: types.FinishUpgrade) -> types.Upgrade:
+        """Ends an upgrade: from now on the controller may write what the version of before can't
+        read. Refused while a daemon is older, off or of a version that is not known.
+        """
+        return self._client._ask("POST", "/v1/upgrade/finish", body=body)
+
 
 class Hosts(Operations):
     """`/v1` of the API: hosts."""
@@ -182,6 +194,12 @@ class Hosts(Operations):
     def revoke(self, host: str) -> types.HostRevoked:
         """The certificates that the host has do not count any more."""
         return self._client._ask("POST", f"/v1/hosts/{_part(host)}/revoke")
+
+    def shuts_down(self, host: str) -> None:
+        """The machine is about to go down: what is there leaves first, as in a drain. It is
+        called off when the host has booted again.
+        """
+        self._client._ask("POST", f"/v1/hosts/{_part(host)}/shuts-down")
 
     def set_site(self, host: str, body: types.SetSite) -> None:
         """Says at which site a host is from now on. Its agent has to say the same."""

@@ -328,6 +328,17 @@ class CpuAmount(TypedDict):
     used_1m: NotRequired[Union[float, None]]
 
 
+class DaemonVersion(TypedDict):
+    """Which program a daemon is."""
+
+    # The commit of its sources; `None` if whoever has built it did not say the commit.
+    commit: NotRequired[Union[str, None]]
+    # The newest format level that it knows.
+    format_level: int
+    # The product's version, as `0.1.0`.
+    product: str
+
+
 class Decision(TypedDict):
     """One decision. Of each job the first one and the last 100 are kept."""
 
@@ -405,6 +416,9 @@ class Drain(TypedDict):
 
     # When that was asked for; Unix time.
     asked_ms: int
+    # The boot of the host for which it holds: it is called off when the host has booted again.
+    # `None`: until somebody calls it off.
+    boot_id: NotRequired[Union[str, None]]
     # Who asked, as the audit log names them.
     by: str
 
@@ -535,6 +549,15 @@ class ExecStatus(TypedDict):
     # The guest agent has dropped a part of that.
     truncated: bool
 
+
+class FinishUpgrade(TypedDict):
+    """`POST /v1/upgrade/finish`: ends the upgrade of the cluster. From then on no daemon can go
+    back to the version of before.
+    """
+
+    # Hosts that are given up: nobody looks at their versions.
+    without: NotRequired[List[HostId]]
+
 # What a VM's machine begins with.
 Firmware = Literal["bios", "uefi", "uefi_secure"]
 
@@ -657,6 +680,18 @@ class HostAddresses(TypedDict):
     tunnel: NotRequired[Union[TunnelEnd, None]]
     # The same of the volume server's control API.
     volume_url: str
+
+
+class HostDaemon(TypedDict):
+    """A daemon of a host."""
+
+    # Whether that is another version than the controller's; `None` while it is not known.
+    differs: NotRequired[Union[bool, None]]
+    # Why it does not answer; `None`: it has answered just now.
+    silent: NotRequired[Union[str, None]]
+    # As the daemon last said it; `None`: not known, because the daemon does not say it, as older
+    # ones, or was never heard.
+    version: NotRequired[Union[DaemonVersion, None]]
 
 
 class HostDrain(TypedDict):
@@ -803,6 +838,17 @@ class HostSeen(TypedDict):
 
 # Whether a host's agent answers.
 HostState = Literal["up", "unreachable"]
+
+
+class HostUpgrade(TypedDict):
+    """A host with its daemons."""
+
+    # Its agent.
+    agent: HostDaemon
+    # The host.
+    host: HostId
+    # Its volume server.
+    volume_server: HostDaemon
 
 
 class HostWait(TypedDict):
@@ -2852,6 +2898,22 @@ class Unreached(TypedDict):
     address: str
     # Why not.
     why: str
+
+
+class Upgrade(TypedDict):
+    """`GET /v1/upgrade`: where an upgrade of the cluster stands."""
+
+    # Why the upgrade can't be ended now; empty if it can.
+    blocks: List[str]
+    # The version of the controller.
+    controller: DaemonVersion
+    # The format level in force.
+    format_level: int
+    # The level to which the end of the upgrade raises it: what is new in that level is held back
+    # until then; `None`: nothing is held back.
+    held_back_level: NotRequired[Union[int, None]]
+    # Sorted by name.
+    hosts: List[HostUpgrade]
 
 
 class Upload(TypedDict):
