@@ -37,7 +37,7 @@ pub async fn hosts(state: &Path, api: &str, count: usize) -> Result<()> {
         client.put::<serde_json::Value>(&path, &host.addresses).await.context(id)?;
         hosts.push(host);
     }
-    println!("{count} hosts are registered");
+    eprintln!("{count} hosts are registered");
     live(&hosts).await
 }
 

@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_machine_without_agent_yaml_is_no_host() {
         let dir = tempfile::tempdir().expect("a directory");
-        let problem = controller(dir.path(), &Command::new("perigee")).err().expect("no host");
+        let problem = controller(dir.path(), &Command::new("perigee")).expect_err("no host");
         assert!(problem.why.contains("agent.yaml"), "{problem:?}");
     }
 }
