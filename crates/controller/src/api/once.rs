@@ -120,6 +120,10 @@ async fn answer(
 ) -> Result<Response, Refusal> {
     let path = request.uri().path().to_owned();
     let what = || format!("can't answer POST {path}");
+    if request.headers().get_all(HEADER).iter().count() > 1 {
+        let why = format!("the request has several headers {HEADER}");
+        return Err(Problem::invalid(what(), why).next("send one").into());
+    }
     if !takes_key(&path) {
         let why = format!("this request takes no {HEADER}");
         let next = "leave the header out; /v1/openapi.json says which requests take one";

@@ -105,6 +105,10 @@ impl HandshakeError {
         let what = format!("export {name:?} of NBD server {address}");
         match self {
             Self::UnknownExport(text) => Problem::not_found(what, text),
+            // No later try finds a server at what is no address.
+            Self::Io(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                Problem::invalid(what, error).next("name the server as HOST:PORT")
+            }
             Self::Io(_) | Self::TimedOut(_) => Problem::unavailable(what, self)
                 .next("does that host's volume server run, and is this its NBD address?"),
             Self::TlsRequired => Problem::unavailable(what, self)

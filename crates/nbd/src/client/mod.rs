@@ -478,6 +478,8 @@ fn u32_of(bytes: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use perigee_model::ProblemKind;
+
     use super::*;
 
     #[test]
@@ -485,5 +487,14 @@ mod tests {
         let extent = |length_bytes| Extent { length_bytes, hole: false, zero: false };
         let told = [extent(4096), extent(8192)].into_iter();
         assert_eq!(cut(told, 6144), [extent(4096), extent(2048)]);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_address_is_not_worth_another_try() {
+        for text in ["", "here", "127.0.0.1:port"] {
+            let remote = RemoteExport::new(Listen::Tcp(text.to_owned()), "data");
+            let problem = NbdDevice::open(remote).await.err().expect("no server");
+            assert_eq!(problem.kind, ProblemKind::Invalid, "{text:?}: {problem:?}");
+        }
     }
 }
