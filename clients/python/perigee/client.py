@@ -17,6 +17,10 @@ from .transport import Content, Stream, Transport, default_login
 
 DEFAULT_ADDRESS = "unix:/run/perigee/controller.sock"
 PAUSE_S = 0.5
+# Since 3.11.4; Debian 12 has 3.11.2.
+HAS_FILTER = hasattr(tarfile, "data_filter")
+# Where `perigee controller init` puts an operator's certificate.
+OPERATOR = "/etc/perigee/operator"
 # As long as one request may wait for the end of a job.
 WAIT_S = 30
 FINAL = ("succeeded", "failed", "cancelled")
@@ -47,9 +51,12 @@ class Client:
         patience_s: float = 60.0,
     ) -> None:
         address = address or os.environ.get("PERIGEE_API")
-        kept = default_login() if token is None and operator is None else None
+        kept = default_login() if token is None and operator is None and fingerprint is None else None
         if kept and address in (None, kept["controller"]):
             address, token, fingerprint = kept["controller"], kept["token"], kept["fingerprint"]
+        if (address or "").startswith("https:") and fingerprint is None and operator is None:
+            given = os.environ.get("PERIGEE_OPERATOR")
+            operator = given or (OPERATOR if os.path.isdir(OPERATOR) else None)
         self.transport = Transport(
             address or DEFAULT_ADDRESS, token, fingerprint, Path(operator) if operator is not None else None, timeout_s
         )
@@ -78,11 +85,13 @@ class Client:
         if how.get("creates"):
             how["request_key"] = how.get("request_key") or str(uuid.uuid4())
         may_be_repeated = method == "GET" or bool(how.get("creates"))
-        begun, was_sent = time.monotonic(), False
+        lost, was_sent = None, False
         while True:
             try:
                 return self._read(method, path, **how)
             except Problem as problem:
+                # Patience begins with the first loss: the request itself may have taken long.
+                lost = lost or time.monotonic()
                 if isinstance(problem, Gone):
                     # A controller that was never reached is not waited for.
                     was_sent = was_sent or problem.was_sent
@@ -90,7 +99,10 @@ class Client:
                 else:
                     # The first request with this key is still being carried out.
                     again = problem.status == 409 and problem.kind == "unavailable"
-                if not (again and may_be_repeated) or time.monotonic() - begun >= self.patience_s:
+                    if again:
+                        # The controller lives, and may be started again before the next answer.
+                        lost, was_sent = time.monotonic(), True
+                if not (again and may_be_repeated) or time.monotonic() - lost >= self.patience_s:
                     raise
             time.sleep(PAUSE_S)
 
@@ -207,13 +219,16 @@ class Jobs(operations.Jobs):
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: Path) -> bool:
-    """Writes one entry, and nothing outside of the directory. Without Python's own filter (it is younger than 3.11.3), links are left out."""
-    if hasattr(tarfile, "data_filter"):
+    """Writes one entry, and nothing outside of the directory. Without Python's own filter, links are left out."""
+    if HAS_FILTER:
         tar.extract(member, directory, filter="data")
         return True
     path = Path(member.name)
     is_safe = not path.is_absolute() and ".." not in path.parts and (member.isfile() or member.isdir())
     if is_safe:
+        # A guest decides them: no owner, no setuid, and writable by this user alone.
+        member.mode = (member.mode & 0o755) | (0o700 if member.isdir() else 0o600)
+        member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
         tar.extract(member, directory)
     return is_safe
 

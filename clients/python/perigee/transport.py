@@ -174,6 +174,10 @@ class Transport:
         connection = self._connection()
         try:
             connection.connect()
+        except ssl.SSLError as error:
+            connection.close()
+            why = f"it does not prove to be this cluster's controller: {error}"
+            raise Problem("forbidden", f"can't use {self.address}", why, "check the address and the fingerprint") from error
         except OSError as error:
             connection.close()
             raise Gone(self.address, error, False) from error

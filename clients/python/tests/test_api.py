@@ -1,14 +1,19 @@
 """What needs no host, against a real controller: PERIGEE_API names its unix socket. It listens over TLS too, at PERIGEE_TEST_URL;
 PERIGEE_TEST_TOKEN, PERIGEE_TEST_FINGERPRINT and PERIGEE_TEST_OPERATOR are for that."""
 
+import io
 import os
 import socket
+import tarfile
 import tempfile
 import threading
 import unittest
+import unittest.mock
 import uuid
+from pathlib import Path
 
 from perigee import Client, Problem
+from perigee.client import _extract
 
 
 def fresh(kind: str) -> str:
@@ -81,6 +86,24 @@ class Tls(unittest.TestCase):
         with self.assertRaises(Problem) as refused:
             Client(self.url, token=self.token)
         self.assertEqual(refused.exception.kind, "invalid")
+
+
+class Outputs(unittest.TestCase):
+    def test_a_guest_decides_no_owner_and_no_setuid_also_without_python_s_filter(self) -> None:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for name, mode in (("output/tool", 0o4777), ("../outside", 0o644)):
+                member = tarfile.TarInfo(name)
+                member.mode, member.uid, member.size = mode, 1234, 2
+                tar.addfile(member, io.BytesIO(b"hi"))
+        packed.seek(0)
+        with tempfile.TemporaryDirectory() as directory, tarfile.open(fileobj=packed) as tar:
+            kept, unsafe = tar.getmembers()
+            with unittest.mock.patch("perigee.client.HAS_FILTER", False):
+                self.assertTrue(_extract(tar, kept, Path(directory)))
+                self.assertFalse(_extract(tar, unsafe, Path(directory)))
+            made = (Path(directory) / "output/tool").stat()
+            self.assertEqual((made.st_mode & 0o7777, made.st_uid), (0o755, os.geteuid()))
 
 
 class Losing:
