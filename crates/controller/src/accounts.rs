@@ -117,6 +117,7 @@ pub async fn remove_user(
 /// If the store fails.
 pub async fn forget_user(cluster: &Cluster, user: &User) -> Result<(), Problem> {
     tokens::forget_all(cluster, &user.tenant, &user.name).await?;
+    cluster.requests.forget_of(&cluster.records, &user.tenant, &user.name).await?;
     cluster.records.remove(&user_key(&user.tenant, &user.name)).await?;
     let key = (user.tenant.clone(), user.name.clone());
     cluster.accounts.write().users.remove(&key);

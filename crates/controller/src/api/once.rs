@@ -208,7 +208,12 @@ async fn again(cluster: &Arc<Cluster>, caller: &Caller, made: &str) -> Result<Ag
     match kind {
         "jobs" => {
             let id = named(name)?;
-            match jobs::any_record(cluster, &id).await?.kind.is_persistent_vm() {
+            let record = jobs::any_record(cluster, &id).await?;
+            // It may be gone, and somebody else have made one with its name.
+            if !caller.sees_this_job(&record.job) {
+                return Err(jobs::unknown(&id));
+            }
+            match record.kind.is_persistent_vm() {
                 true => is(vms::get(cluster, &vm_of(&id)).await?),
                 false => is(jobs::get(cluster, &id).await?),
             }

@@ -74,9 +74,10 @@ pub async fn drain(
     Ok(HostDrain { asked, left, keeps: facts::keeps(cluster, host).await? })
 }
 
-/// A host that is drained already stays as it is.
+/// A host that is drained already stays as it is, unless its boot would end the drain that is there, and not this one.
 async fn begin(cluster: &Cluster, host: &HostId, drain: Drain) -> Result<(), Problem> {
-    if cluster.hosts.drain(host).is_none() {
+    let is_as_long = |now: Drain| now.boot_id.is_none() || now.boot_id == drain.boot_id;
+    if !cluster.hosts.drain(host).is_some_and(is_as_long) {
         set(cluster, host, Some(drain)).await?;
         tracing::info!("host {host} is drained from now on");
         // Jobs that wait may wait for it.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use perigee_http::Clock;
 use perigee_model::limits::KEYED_REQUESTS;
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::{Problem, ProblemKind, TenantName, UserName};
 use serde::{Deserialize, Serialize};
 
 use super::Records;
@@ -140,6 +140,7 @@ impl Requests {
             Some(before) => {
                 // The record is written anew if what it has made is to be made once more.
                 asked.at_ms = before.at_ms;
+                asked.made = Mutex::new(Some(before.made.clone()));
                 return Ok(Begun::Now(Arc::new(asked), Some(before)));
             }
             None => {}
@@ -168,6 +169,29 @@ impl Requests {
                 Asked { requests, key, digest, at_ms, made }
             };
             self.forget(records, oldest.at_ms, &oldest.key).await?;
+        }
+        Ok(())
+    }
+
+    /// Forgets all requests of a user who is removed: one of the same name has asked for nothing.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn forget_of(
+        &self,
+        records: &Records,
+        tenant: &TenantName,
+        user: &UserName,
+    ) -> Result<(), Problem> {
+        let prefix = format!("{REQUESTS}{tenant}/{user}/");
+        for key in records.keys(&prefix).await? {
+            records.remove(&key).await?;
+        }
+        let mut state = self.lock();
+        let gone: Vec<(u64, String)> =
+            state.kept.iter().filter(|(_, key)| key.starts_with(&prefix)).cloned().collect();
+        for (at_ms, key) in gone {
+            state.drop_kept(at_ms, &key);
         }
         Ok(())
     }

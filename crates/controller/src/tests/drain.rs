@@ -191,6 +191,16 @@ async fn a_drain_that_a_person_has_asked_for_outlives_a_shutdown() {
 }
 
 #[tokio::test]
+async fn a_drain_that_a_person_asks_for_during_a_shutdown_outlives_it() {
+    let (lab, _) = shuts_down().await;
+    ask(&lab, &lab.home, true).await;
+    assert!(lab.cluster.hosts.drain(&lab.home.id).expect("drained").boot_id.is_some());
+    ask(&lab, &lab.home, false).await;
+    let now = lab.cluster.hosts.drain(&lab.home.id).expect("drained");
+    assert_eq!((now.by.as_str(), now.boot_id), ("ann", None));
+}
+
+#[tokio::test]
 async fn a_drained_host_is_left_by_its_vm_and_then_by_its_volumes_and_can_be_removed() {
     let lab = lab().await;
     let (id, vm) = running_as(&lab, movable()).await;

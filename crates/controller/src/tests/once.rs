@@ -142,6 +142,23 @@ async fn two_users_with_one_key_make_two_jobs() {
 }
 
 #[tokio::test]
+async fn a_user_who_was_removed_has_asked_for_nothing() {
+    let tenants = Tenants::up().await;
+    tenants.share_debian().await;
+    let door = Door::with(&tenants.lab, Peer::Stranger).await;
+    let token = format!("Bearer {}", make_token(&tenants.admin, "acme/ann").await.token);
+    let headers = [(HEADER, "a"), ("authorization", &token), ("content-type", "application/json")];
+    let said = send(&door.address, "POST", "/v1/jobs", &headers, &job("q").to_string()).await;
+    assert_eq!(said.status, 200, "{said:?}");
+    let cluster = &tenants.lab.cluster;
+    let asked = async || cluster.records.keys("requests/acme/ann/").await.expect("keys").len();
+    assert_eq!(asked().await, 1);
+    let (acme, ann) = ("acme".parse().expect("a name"), "ann".parse().expect("a name"));
+    crate::accounts::remove_user(cluster, &acme, &ann).await.expect("removed");
+    assert_eq!(asked().await, 0);
+}
+
+#[tokio::test]
 async fn requests_with_one_key_at_once_make_one_job() {
     let lab = Lab::up().await;
     let door = Door::of(&lab).await;

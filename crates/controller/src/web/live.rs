@@ -257,8 +257,12 @@ impl Following {
             self.due = Instant::now() + LOG_EVERY;
             let ask = Ask::new(&self.reader.web.cluster, &self.reader.caller);
             let more = ask.log(&self.job, (self.rank, self.after, Some(LINES))).await;
-            // What can't be read now is read with the next look.
-            let Ok(more) = more else { continue };
+            let more = match more {
+                Ok(more) => more,
+                Err(problem) if is_gone(&problem) => return None,
+                // What can't be read now is read with the next look.
+                Err(_) => continue,
+            };
             if more.is_empty() && self.was_over {
                 self.is_told = true;
                 return Some(Event::default().event("end").data("the job has ended"));
@@ -276,6 +280,11 @@ impl Following {
         let data = serde_json::json!({"text": text, "is_error": is_error, "next": next});
         Event::default().event("line").id(line.seq.to_string()).data(data.to_string())
     }
+}
+
+/// Whether there is no such job for the reader, now and later.
+fn is_gone(problem: &Problem) -> bool {
+    matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Forbidden)
 }
 
 #[cfg(test)]
