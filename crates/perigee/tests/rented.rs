@@ -126,10 +126,11 @@ async fn is_renewed(client: &Client) -> Checked<()> {
     .await
 }
 
-/// The host when it is up.
+/// The host when it is up and has told about itself: it counts as up from the moment on when it registers.
 async fn host(client: &Client) -> Checked<Option<Host>> {
     let host: Host = client.get("/v1/hosts/rented1").await?;
-    Ok((host.state == HostState::Up).then_some(host))
+    let has_reported = host.cpus > 0;
+    Ok((host.state == HostState::Up && has_reported).then_some(host))
 }
 
 fn info_shows_the_lease(lab: &Lab) -> Checked<()> {

@@ -385,7 +385,12 @@ async fn what_a_kept_disk_has_of_a_replica_that_was_dropped_meanwhile_is_dropped
     wait_for("the other replica to be dropped", is_over).await;
     kept.rented.rent("rent-2").await;
     kept.rented.wait_for_state("rent-2", RentalState::Starting).await;
-    let second = kept.joins("rent-2").await;
+    let second = FakeHost::start("rent-2", "lab").await;
+    second.inside().pool_free_bytes = Some(1 << 40);
+    // What the snapshot has. Without a point, that of the first volume would be in the way of a new one too.
+    second.inside().replicas.points = kept.first.inside().replicas.points.clone();
+    let registered = hosts::register(&kept.rented.cluster, &second.id, second.addresses.clone());
+    registered.await.expect("it registers");
     kept.nothing_is_left().await;
     assert_eq!(second.inside().replicas.dropped, [other]);
     assert!(kept.first.inside().replicas.dropped.is_empty());
