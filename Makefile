@@ -3,7 +3,7 @@
 PERIGEE_SCALE ?= 0.05
 ROUNDS ?= 5
 
-.PHONY: setup build package image demo demo-burst test test-packages test-pages alpine btrfs slurm faults soak fuzz lint bench experiments clean
+.PHONY: setup build package image demo demo-burst test test-packages test-pages test-upgrade alpine btrfs slurm faults soak fuzz lint bench experiments clean
 
 ## Install the Debian packages that are missing
 setup:
@@ -45,6 +45,12 @@ test-packages: setup
 ## The pages in Debian's Chromium, with 20 hosts made of memory and 500 VMs; some minutes. Pictures of the pages: out/pages
 test-pages: setup
 	scripts/test-pages
+
+## Daemons of this version and of the one that scripts/upgrade-from names, in one cluster, and back again; builds the older one first
+test-upgrade: setup
+	image=$$(scripts/golden-image) old=$$(scripts/old-perigee) && \
+	PATH=$$(scripts/tools):$$PATH PERIGEE_TEST_IMAGE=$$image PERIGEE_TEST_OLD=$$old \
+	  cargo nextest run --locked --workspace --run-ignored only -E 'test(a_cluster_is_upgraded)'
 
 ## Jobs and a VM in a cloud image without systemd, bash and glibc. Under emulation it boots too slowly for `make test`
 alpine: setup

@@ -16,6 +16,7 @@ pub mod parts;
 mod persistent_vms;
 mod slurm;
 mod tenant_network;
+mod upgrade;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -59,18 +60,26 @@ where
     with_system_of(Definition::default_demo(LabId::random(), 16), test);
 }
 
-pub fn with_system_of<W>(mut definition: Definition, test: impl FnOnce(System) -> W)
+pub fn with_system_of<W>(definition: Definition, test: impl FnOnce(System) -> W)
 where
+    W: Future<Output = Checked<()>>,
+{
+    with_system_and(definition, env!("CARGO_BIN_EXE_perigee").into(), test);
+}
+
+/// The same with a program of which the lab's daemons are made.
+pub fn with_system_and<W>(
+    mut definition: Definition,
+    program: PathBuf,
+    test: impl FnOnce(System) -> W,
+) where
     W: Future<Output = Checked<()>>,
 {
     let image_dir = std::env::var("PERIGEE_TEST_IMAGE")
         .expect("PERIGEE_TEST_IMAGE names the golden image's directory; make test sets it");
     let image_dir = PathBuf::from(image_dir);
     definition.probe_kernel = Some(image_dir.join("vmlinuz"));
-    let options = Options {
-        program: PathBuf::from(env!("CARGO_BIN_EXE_perigee")),
-        ..Options::new().expect("this test has a path")
-    };
+    let options = Options { program, ..Options::new().expect("this test has a path") };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let outcome = runtime.block_on(perigee_lab::with_lab(
         definition,
