@@ -3,7 +3,7 @@
 PERIGEE_SCALE ?= 0.05
 ROUNDS ?= 5
 
-.PHONY: setup build package image demo demo-burst test test-packages test-pages test-upgrade alpine btrfs slurm faults soak fuzz lint bench experiments clean
+.PHONY: setup build package image demo demo-burst test test-packages test-pages test-upgrade test-qemus alpine btrfs slurm faults soak fuzz lint bench experiments clean
 
 ## Install the Debian packages that are missing
 setup:
@@ -51,6 +51,12 @@ test-upgrade: setup
 	image=$$(scripts/golden-image) old=$$(scripts/old-perigee) && \
 	PATH=$$(scripts/tools):$$PATH PERIGEE_TEST_IMAGE=$$image PERIGEE_TEST_OLD=$$old \
 	  cargo nextest run --locked --workspace --run-ignored only -E 'test(a_cluster_is_upgraded)'
+
+## A VM with all devices moves between a host with Debian 12's QEMU 7.2 and one with Debian 13's 10.0, both ways
+test-qemus: setup
+	image=$$(scripts/golden-image) cloud=$$(scripts/cloud-image) debian13=$$(scripts/debian13) && \
+	PATH=$$(scripts/tools):$$PATH PERIGEE_TEST_IMAGE=$$image PERIGEE_TEST_CLOUD_IMAGE=$$cloud PERIGEE_TEST_DEBIAN13=$$debian13 \
+	  cargo nextest run --locked --workspace --run-ignored only --no-capture -E 'test(between_qemu_7_2)'
 
 ## Jobs and a VM in a cloud image without systemd, bash and glibc. Under emulation it boots too slowly for `make test`
 alpine: setup

@@ -14,6 +14,7 @@ mod network;
 mod outputs;
 pub mod parts;
 mod persistent_vms;
+mod qemus;
 mod slurm;
 mod tenant_network;
 mod upgrade;

@@ -43,7 +43,7 @@ impl System {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    async fn console_says(&self, vm: &str, text: &str) -> Checked<()> {
+    pub async fn console_says(&self, vm: &str, text: &str) -> Checked<()> {
         let what = format!("the console of {vm} to say {text:?}");
         // Not by the command line: a process for each look takes CPU time from the guest that boots.
         let path = format!("/v1/vms/{vm}/console");
@@ -62,7 +62,7 @@ impl System {
 
     /// Waits until a shell in the guest of `web` says this, and every command has succeeded. On a busy machine the guest agent may
     /// answer too late, so the script may be run again.
-    async fn web_says(&self, script: &str, wanted: &str) -> Checked<()> {
+    pub async fn web_says(&self, script: &str, wanted: &str) -> Checked<()> {
         let what = format!("the guest to say {wanted:?} to {script:?}");
         until_within(BOOT_PATIENCE, &what, async || {
             let said = self.does(&["vm", "exec", "web", "--", "sh", "-ec", script])?;
