@@ -54,6 +54,16 @@ pub struct JobVolume {
     pub mount: String,
     /// Whether the job changes it.
     pub access: Access,
+    /// Which VMs of a job with several ones have it, by their ranks; empty: all of them. A volume that is written is in one VM.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<u32>,
+}
+
+impl JobVolume {
+    /// Whether the VM with this rank has it.
+    pub fn is_of_rank(&self, rank: u32) -> bool {
+        self.ranks.is_empty() || self.ranks.contains(&rank)
+    }
 }
 
 /// Where the VM starts.

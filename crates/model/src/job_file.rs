@@ -13,6 +13,7 @@
 //!   - volume: tpch-data
 //!     mount: /data          # then /data1, /data2 …
 //!     access: write         # write | read | clone
+//!     ranks: [0]            # which VMs of a job with several ones have it; default: all
 //! inputs:                   # files and directories, in the job's directory `inputs`
 //!   - queries.sql           # of the submitter's machine, relative to the job file
 //!   - {from: lib/run.sh, to: run.sh}
@@ -381,17 +382,24 @@ fn read_volumes(field: &Field<'_>) -> Result<Vec<JobVolume>, Problem> {
     let mut volumes: Vec<JobVolume> = Vec::new();
     JOB_VOLUMES.check(field.list()?.len()).map_err(|why| field.problem(why))?;
     for (index, item) in field.list()?.iter().enumerate() {
-        let [volume, mount, access] = item.fields(["volume", "mount", "access"])?;
+        let [volume, mount, access, ranks] = item.fields(["volume", "mount", "access", "ranks"])?;
         let volume = volume.ok_or_else(|| missing(item, "volume", "volume: NAME"))?;
         let name = volume.parse(VolumeName::new)?;
         let default_mount = if index == 0 { "/data".to_owned() } else { format!("/data{index}") };
         let mount_path = read(mount, read_mount)?.unwrap_or(default_mount);
         let access = read(access, read_access)?.unwrap_or_default();
-        let volume = JobVolume { volume: name, mount: mount_path, access };
+        let ranks = read(ranks, read_ranks)?.unwrap_or_default();
+        let volume = JobVolume { volume: name, mount: mount_path, access, ranks };
         check_beside(&volume, &volumes).map_err(|why| item.problem(why))?;
         volumes.push(volume);
     }
     Ok(volumes)
+}
+
+fn read_ranks(field: &Field<'_>) -> Result<Vec<u32>, Problem> {
+    let ranks = field.list()?;
+    MEMBERS.check(ranks.len()).map_err(|why| field.problem(why))?;
+    ranks.iter().map(|rank| rank.parse(|text| text.parse::<u32>())).collect()
 }
 
 fn read_access(field: &Field<'_>) -> Result<Access, Problem> {

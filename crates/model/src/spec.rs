@@ -3,7 +3,7 @@
 //! A job file's reader ([`crate::job_file`]) checks each field by itself, to name its line. The
 //! controller checks a whole [`JobSpec`], whoever sent it; the agent checks a whole [`VmSpec`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::budget::MoneyRules;
 use crate::data::FileAddress;
@@ -85,9 +85,12 @@ pub enum BadSpec {
     DiskTwice(DiskRole),
     /// Several VMs can't write one volume.
     #[error(
-        "a job with several VMs can't write volume {0}: say `access: read`, or `access: clone` for a copy for each VM"
+        "several VMs can't write volume {0}: say `ranks: [0]` for the only VM that has it, `access: read`, or `access: clone` for a copy for each VM"
     )]
     WrittenByMany(VolumeName),
+    /// A volume of a job is in no VM, or twice in one.
+    #[error("volume {volume} is for rank {rank}: a job with {count} VMs has the ranks 0 to {last}, and each is named once", last = count - 1)]
+    Ranks { volume: VolumeName, rank: u32, count: u32 },
     /// A port leads to one VM.
     #[error("a job with several VMs can't publish ports")]
     PublishedByMany,
@@ -315,11 +318,15 @@ impl JobSpec {
         }
         field("publish", check_publish(self))?;
         field("count", within(MEMBERS.check(self.count)))?;
+        for volume in &self.volumes {
+            field("volumes", check_ranks(volume, self.count))?;
+        }
         field("apart", self.rules.check(self.count))?;
         if self.is_gang() {
             field("name", within(GANG_NAME_BYTES.check(self.name.len())))?;
-            let written = self.volumes.iter().find(|volume| volume.access == Access::Write);
-            if let Some(volume) = written {
+            let is_written_by_many =
+                |volume: &&JobVolume| volume.access == Access::Write && volume.ranks.len() != 1;
+            if let Some(volume) = self.volumes.iter().find(is_written_by_many) {
                 field("volumes", Err(BadSpec::WrittenByMany(volume.volume.clone())))?;
             }
             if matches!(self.network, NetworkKind::User | NetworkKind::Bridge(_)) {
@@ -330,6 +337,14 @@ impl JobSpec {
             }
         }
         field("owner", check_owner(&self.owner))
+    }
+}
+
+fn check_ranks(volume: &JobVolume, count: u32) -> Result<(), BadSpec> {
+    let mut named = BTreeSet::new();
+    match volume.ranks.iter().find(|rank| **rank >= count || !named.insert(**rank)) {
+        Some(rank) => Err(BadSpec::Ranks { volume: volume.volume.clone(), rank: *rank, count }),
+        None => Ok(()),
     }
 }
 

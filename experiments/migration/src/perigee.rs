@@ -57,7 +57,12 @@ impl<'a> Perigee<'a> {
             memory_max_bytes: None,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,
-            volumes: vec![JobVolume { volume, mount: MOUNT.to_owned(), access: Access::Write }],
+            volumes: vec![JobVolume {
+                volume,
+                mount: MOUNT.to_owned(),
+                access: Access::Write,
+                ranks: Vec::new(),
+            }],
             outputs: Vec::new(),
             outputs_to: None,
             keep_outputs_s: None,

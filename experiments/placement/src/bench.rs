@@ -118,7 +118,12 @@ impl<'a> Bench<'a> {
         at: &HostId,
         volume: Option<VolumeName>,
     ) -> JobSpec {
-        let mount = |volume| JobVolume { volume, mount: MOUNT.to_owned(), access: Access::Write };
+        let mount = |volume| JobVolume {
+            volume,
+            mount: MOUNT.to_owned(),
+            access: Access::Write,
+            ranks: Vec::new(),
+        };
         JobSpec {
             name: name.to_owned(),
             image: self.stage.image.clone(),

@@ -251,7 +251,7 @@ impl Bench<'_> {
             memory_max_bytes: None,
             root_bytes: None,
             output_bytes: OUTPUT_BYTES,
-            volumes: vec![JobVolume { volume, mount, access: Access::Clone }],
+            volumes: vec![JobVolume { volume, mount, access: Access::Clone, ranks: Vec::new() }],
             outputs: Vec::new(),
             outputs_to: None,
             keep_outputs_s: None,

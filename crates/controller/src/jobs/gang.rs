@@ -24,7 +24,7 @@ use std::time::Instant;
 
 use perigee_model::gang::{EndRequest, Next, Seen, Verdict, member_of, next};
 use perigee_model::guest::GuestKey;
-use perigee_model::job::{HostState, Job, JobOutputs, JobState, Restart};
+use perigee_model::job::{HostState, Job, JobOutputs, JobState, JobVolume, Restart};
 use perigee_model::network::Card;
 use perigee_model::states::JobEvent;
 use perigee_model::{HostId, JobId, Problem, ProblemKind};
@@ -259,6 +259,10 @@ impl GangRun {
         for (((rank, host), card), _) in each.filter(|(_, member)| member.is_none()) {
             let mut member = self.new_member(rank, host)?;
             member.card = Some(card.clone());
+            let has = |(volume, home): (&JobVolume, &HostId)| {
+                volume.is_of_rank(rank).then(|| home.clone())
+            };
+            let homes: Vec<HostId> = spec.volumes.iter().zip(&homes).filter_map(has).collect();
             let placed = place::disks(
                 &member.job.id,
                 &member.job.spec,
@@ -304,6 +308,8 @@ impl GangRun {
         }
         (spec.count, spec.mpi, spec.may_migrate) = (1, false, false);
         spec.outputs_to = spec.outputs_to.map(|to| outputs::of_rank(&to, rank));
+        spec.volumes.retain(|volume| volume.is_of_rank(rank));
+        spec.volumes.iter_mut().for_each(|volume| volume.ranks.clear());
         let traits = gang.kind.gang().map(|gang| gang.traits.clone()).unwrap_or_default();
         let mut made = new_record(member_of(&self.id, rank), spec);
         made.job.submitted_ms = gang.job.submitted_ms;

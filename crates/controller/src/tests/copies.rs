@@ -109,7 +109,12 @@ async fn a_second_volume_that_is_refused_does_not_keep_the_planner_waiting() {
     volumes::create(&lab.cluster, new).await.expect("create");
     let mut wanted = JobSpec { may_migrate: true, ..spec(Access::Write) };
     let mount = "/second".to_owned();
-    wanted.volumes.push(JobVolume { volume: second.clone(), mount, access: Access::Write });
+    wanted.volumes.push(JobVolume {
+        volume: second.clone(),
+        mount,
+        access: Access::Write,
+        ranks: Vec::new(),
+    });
     let (id, vm) = running_as(&lab, wanted).await;
     let confined = LeaveSite::Never;
     lab.cloud.inside().volumes.get_mut(&second).expect("data").info.leave_site = confined;

@@ -449,6 +449,28 @@ fn all_run(job: &Job) -> bool {
     !job.members.is_empty() && job.members.iter().all(|one| one.state == JobState::Running)
 }
 
+#[tokio::test]
+async fn a_volume_of_one_rank_is_written_by_its_vm_and_in_no_other() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let mut volumes = spec(Access::Write).volumes;
+    volumes[0].ranks = vec![1];
+    let id = lab.submit(JobSpec { volumes, ..gang(3) }).await;
+    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    for rank in 0..3 {
+        let vm = member(&id, rank);
+        let disks = host_of(&hosts, &vm).inside().vms[&vm].report.spec.disks.clone();
+        let data = disks.into_iter().filter(|disk| disk.role.is_data());
+        let data: Vec<(VolumeName, bool)> =
+            data.map(|disk| (disk.volume, disk.read_only)).collect();
+        let has = if rank == 1 { vec![(data_volume(), false)] } else { Vec::new() };
+        assert_eq!(data, has, "rank {rank}");
+    }
+    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
+    lab.wait_for_clean_hosts().await;
+}
+
 /// Nothing of any job is left there.
 async fn wait_until_clean(hosts: &[&FakeHost]) {
     wait_for("clean hosts", async || {

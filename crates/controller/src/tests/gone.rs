@@ -85,7 +85,12 @@ async fn with_third_home(lab: &Lab) -> (FakeHost, JobSpec) {
     };
     volumes::create(&lab.cluster, new).await.expect("create");
     let mut job = restarting();
-    job.volumes.push(JobVolume { volume: name, mount: "/words".into(), access: Access::Write });
+    job.volumes.push(JobVolume {
+        volume: name,
+        mount: "/words".into(),
+        access: Access::Write,
+        ranks: Vec::new(),
+    });
     (edge, job)
 }
 

@@ -220,7 +220,12 @@ async fn of_what_waits_for_removed_hosts_the_oldest_is_forgotten() {
 async fn a_job_that_cannot_leave_a_silent_host_says_why() {
     let lab = Lab::up().await;
     let words = make_words(&lab).await;
-    let volume = JobVolume { volume: words, mount: "/words".into(), access: Access::Write };
+    let volume = JobVolume {
+        volume: words,
+        mount: "/words".into(),
+        access: Access::Write,
+        ranks: Vec::new(),
+    };
     let id = lab.submit(JobSpec { volumes: vec![volume], ..restarting() }).await;
     lab.wait_for_vm(&lab.home, &vm_of(&id)).await;
     lab.home.say(&vm_of(&id), GuestBody::Started);

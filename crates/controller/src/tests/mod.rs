@@ -255,7 +255,12 @@ pub fn spec(access: Access) -> JobSpec {
         memory_max_bytes: None,
         root_bytes: None,
         output_bytes: 1 << 20,
-        volumes: vec![JobVolume { volume: data_volume(), mount: "/data".into(), access }],
+        volumes: vec![JobVolume {
+            volume: data_volume(),
+            mount: "/data".into(),
+            access,
+            ranks: Vec::new(),
+        }],
         outputs: vec!["/job/out".into()],
         outputs_to: None,
         keep_outputs_s: None,

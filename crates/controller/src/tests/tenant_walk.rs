@@ -51,8 +51,12 @@ async fn fill(tenants: &Tenants) -> Secrets {
     let key = SshKey::new(user_name("topsecret4"), "ssh-ed25519 AAAAC3Nza x").expect("a key");
     let _: User = ann.put("/v1/tenants/acme/users/ann/keys", &key).await.expect("a key");
     let list = super::inputs::upload(ann, &[("q.sql", "hi")]).await;
-    let data =
-        JobVolume { volume: volume(VOLUME[0]), mount: "/data".to_owned(), access: Access::Write };
+    let data = JobVolume {
+        volume: volume(VOLUME[0]),
+        mount: "/data".to_owned(),
+        access: Access::Write,
+        ranks: Vec::new(),
+    };
     let home1 = super::spec(Access::Read).start;
     let inputs = Some(list.clone());
     let spec = JobSpec { volumes: vec![data], start: home1, inputs, ..small("topsecret3") };

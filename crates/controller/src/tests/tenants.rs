@@ -314,8 +314,12 @@ async fn a_member_finds_no_disk_of_another_members_job() {
             size_bytes: None,
             ..new_volume("mine", 1)
         };
-        let mount =
-            JobVolume { volume: volume(name), mount: "/data".to_owned(), access: Access::Read };
+        let mount = JobVolume {
+            volume: volume(name),
+            mount: "/data".to_owned(),
+            access: Access::Read,
+            ranks: Vec::new(),
+        };
         let job = JobSpec { volumes: vec![mount], ..small("spy") };
         let snapshot = serde_json::json!({"image": "copy"});
         [
@@ -483,8 +487,12 @@ async fn what_a_host_says_that_a_tenant_has_is_not_the_tenant_s() {
         let all: Vec<ClusterImage> = who.get("/v1/images").await.expect("images");
         assert!(all.iter().all(|one| one.name.as_str() != "acme~debian"), "{all:?}");
     }
-    let data =
-        JobVolume { volume: volume("data"), mount: "/data".to_owned(), access: Access::Read };
+    let data = JobVolume {
+        volume: volume("data"),
+        mount: "/data".to_owned(),
+        access: Access::Read,
+        ranks: Vec::new(),
+    };
     tenants.share_debian().await;
     let reads = JobSpec { volumes: vec![data], ..small("q") };
     is_kind(tenants.ann.post::<Job>("/v1/jobs", &reads).await, ProblemKind::NotFound);

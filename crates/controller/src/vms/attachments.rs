@@ -145,7 +145,7 @@ fn comes(
     let access = if ask.read_only { Access::Read } else { Access::Write };
     let (volume, mount) = (ask.volume.clone(), format!("/mnt/{}", ask.volume));
     check_mount(&mount).map_err(|why| invalid(why.to_string()))?;
-    let next = JobVolume { volume, mount, access };
+    let next = JobVolume { volume, mount, access, ranks: Vec::new() };
     let volumes = &before.job.spec.volumes;
     check_beside(&next, volumes).map_err(|why| Problem::conflict(what, why))?;
     JOB_VOLUMES.check(volumes.len() + 1).map_err(|error| invalid(error.to_string()))?;

@@ -91,7 +91,7 @@ pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<Jo
         let mount = volume.mount.clone().unwrap_or(format!("/mnt/{}", volume.volume));
         check_fstab_mount(&mount)
             .map_err(|why| Problem::invalid(format!("can't make VM {}", new.name), why))?;
-        let next = JobVolume { volume: volume.volume.clone(), mount, access };
+        let next = JobVolume { volume: volume.volume.clone(), mount, access, ranks: Vec::new() };
         check_beside(&next, &volumes)
             .map_err(|why| Problem::invalid(format!("can't make VM {}", new.name), why))?;
         volumes.push(next);

@@ -74,7 +74,7 @@ pub(super) fn large() -> Result<VolumeName, Problem> {
 }
 
 fn mounted(volume: VolumeName, mount: &str, access: Access) -> JobVolume {
-    JobVolume { volume, mount: mount.to_owned(), access }
+    JobVolume { volume, mount: mount.to_owned(), access, ranks: Vec::new() }
 }
 
 fn pack(target: &Path, texts: &[(&str, &str)], files: &[&Path]) -> Result<(), Problem> {

@@ -39,7 +39,7 @@ root: 4 GiB
 output: 100MiB
 volumes:
   - {volume: tables, access: read}
-  - {volume: scratch}
+  - {volume: scratch, ranks: [0]}
   - volume: more
     mount: /mnt/more/
     access: clone
@@ -67,6 +67,8 @@ apart: db
     let expected =
         [("/data", Access::Read), ("/data1", Access::Write), ("/mnt/more", Access::Clone)];
     assert_eq!(mounts, expected);
+    let ranks: Vec<_> = spec.volumes.iter().map(|volume| volume.ranks.as_slice()).collect();
+    assert_eq!(ranks, [&[][..], &[0], &[]]);
     let local = |path: &str| InputSource::Local(path.to_owned());
     let in_repository = InputSource::Repository("repo://physics/in/x".parse().unwrap());
     let names: Vec<_> = inputs.into_iter().map(|i| (i.from, i.to)).collect();
@@ -233,6 +235,24 @@ fn outputs_may_be_patterns_and_go_where_the_file_says() {
 fn one_volume_or_mount_cannot_be_named_twice() {
     assert!(problem("volumes: [{volume: a}, {volume: a}]\n").contains("named twice"));
     assert!(problem("volumes: [{volume: a}, {volume: b, mount: /data}]\n").contains("both"));
+}
+
+#[test]
+fn a_volume_that_is_written_is_in_one_vm_of_a_job_with_several_ones() {
+    let many = |volume: &str| format!("count: 2\nvolumes: [{{volume: a{volume}}}]\n");
+    assert!(parse(&format!("{SMALLEST}{}", many(", ranks: [1]")), "a.yaml").is_ok());
+    assert!(parse(&format!("{SMALLEST}{}", many(", access: read, ranks: [0, 1]")), "-").is_ok());
+    for (volume, why) in [
+        ("", "several VMs can't write volume a"),
+        (", ranks: [0, 1]", "several VMs can't write volume a"),
+        (", ranks: [2]", "for rank 2: a job with 2 VMs has the ranks 0 to 1"),
+        (", access: read, ranks: [1, 1]", "each is named once"),
+    ] {
+        let said = problem(&many(volume));
+        assert!(said.contains(why), "{volume}: {said}");
+    }
+    let single = problem("volumes: [{volume: a, ranks: [1]}]\n");
+    assert!(single.contains("has the ranks 0 to 0"), "{single}");
 }
 
 proptest! {

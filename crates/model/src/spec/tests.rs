@@ -77,7 +77,7 @@ fn vm(disks: usize) -> VmSpec {
 
 fn volume(index: usize) -> JobVolume {
     let (volume, mount) = (volume_name(format!("v{index}")), format!("/data{index}"));
-    JobVolume { volume, mount, access: Access::Read }
+    JobVolume { volume, mount, access: Access::Read, ranks: Vec::new() }
 }
 
 /// Both ends of a limit are taken, and what is beyond them is refused with the limit's range.

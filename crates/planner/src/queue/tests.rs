@@ -447,7 +447,8 @@ fn a_job_that_fits_nowhere_says_so_and_holds_nobody_up() {
 }
 
 fn using(access: Access, job: Waiting) -> Waiting {
-    let volume = JobVolume { volume: volume_name("data"), mount: "/data".into(), access };
+    let volume =
+        JobVolume { volume: volume_name("data"), mount: "/data".into(), access, ranks: Vec::new() };
     Waiting { volumes: vec![volume], ..job }
 }
 
