@@ -36,6 +36,7 @@
 //! | What would a run have taken farther from its data, by its block trace? | `replay/mod.rs`; over the proxy of its host: `replay/proxy.rs` |
 //! | What does a measurement of a host, or of its kind, say of disks and links? | `measured.rs` |
 //! | How are hosts and links found among 10,000? | `index.rs`; which hosts does a plan look at closely: `options/alike.rs` |
+//! | What does a server with too little memory read again, by a trace? | `page_cache.rs` |
 //! | How long does a VM boot at a host, and how fast is the host? | `hosts.rs`; how much slower while others compute there: `cpu_load.rs` |
 
 #![warn(missing_docs, clippy::missing_errors_doc)]
@@ -62,6 +63,7 @@ mod network;
 mod noise;
 pub mod offers;
 mod options;
+pub mod page_cache;
 pub mod queue;
 mod refused;
 pub mod rent;

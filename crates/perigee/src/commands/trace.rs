@@ -6,9 +6,12 @@ use std::time::Duration;
 use clap::Subcommand;
 use perigee_http::Client;
 use perigee_model::trace::{TraceRecord, read_trace};
+use perigee_model::units::format_bytes;
 use perigee_model::volume::{StartTrace, TraceSummary, TracedRequest};
 use perigee_model::{JobId, Problem, VolumeName};
+use perigee_planner::page_cache::{CacheOutcome, simulate};
 
+use crate::arguments::size;
 use crate::output::{self, Column, Format};
 use crate::servers::{CONTROL_SOCKET, pool_server};
 
@@ -46,7 +49,21 @@ pub enum TraceVerb {
         /// The file
         file: PathBuf,
     },
+    /// Predict what a server with so much memory would have read from its disk, and what of that again
+    Simulate {
+        /// The file
+        file: PathBuf,
+        /// The page cache's size, as 64MiB; several sizes are compared
+        #[arg(long, value_name = "SIZE", value_parser = size, value_delimiter = ',', required = true)]
+        memory: Vec<u64>,
+        /// How often each client of the trace is there, all asking at the same moments
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=COPIES_MAX))]
+        copies: u32,
+    },
 }
+
+/// As many clients as an experiment with a storm has, and more.
+const COPIES_MAX: i64 = 10_000;
 
 /// `stop` takes long: it writes the requests that are still in memory.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -66,8 +83,24 @@ pub async fn run(verb: TraceVerb, format: Format) -> Result<(), Problem> {
             output::one(format, &summary, SUMMARY)
         }
         TraceVerb::Show { file } => show(&file, format),
+        TraceVerb::Simulate { file, memory, copies } => {
+            let records = read(&file)?;
+            let of = |memory_bytes: &u64| simulate(&records, copies, *memory_bytes);
+            let outcomes: Vec<CacheOutcome> = memory.iter().map(of).collect();
+            output::list(format, &outcomes, OUTCOMES)
+        }
     }
 }
+
+const OUTCOMES: &[Column<CacheOutcome>] = &[
+    ("memory", |o| format_bytes(o.memory_bytes)),
+    ("read", |o| format_bytes(o.read_bytes)),
+    ("in memory", |o| {
+        o.hit_ratio().map_or_else(|| "-".to_owned(), |ratio| format!("{:.1} %", 100.0 * ratio))
+    }),
+    ("from disk", |o| format_bytes(o.first_bytes)),
+    ("again", |o| format_bytes(o.again_bytes)),
+];
 
 const SUMMARY: &[Column<TraceSummary>] = &[
     ("file", |t| t.file.display().to_string()),
@@ -99,10 +132,13 @@ const ROWS: &[Column<Row>] = &[
 ];
 
 fn show(file: &Path, format: Format) -> Result<(), Problem> {
-    let what = format!("can't show the trace {}", file.display());
+    output::list(format, &rows(read(file)?), ROWS)
+}
+
+fn read(file: &Path) -> Result<Vec<TraceRecord>, Problem> {
+    let what = format!("can't read the trace {}", file.display());
     let bytes = std::fs::read(file).map_err(|error| Problem::invalid(&what, error))?;
-    let records = read_trace(&bytes).map_err(|error| Problem::invalid(what, error))?;
-    output::list(format, &rows(records), ROWS)
+    read_trace(&bytes).map_err(|error| Problem::invalid(what, error))
 }
 
 fn rows(records: Vec<TraceRecord>) -> Vec<Row> {
