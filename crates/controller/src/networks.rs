@@ -268,6 +268,11 @@ pub fn own_name(job: &JobId) -> Result<NetworkName, Problem> {
         .map_err(|e| Problem::internal(format!("can't name the network of job {job}"), e))
 }
 
+/// Whether it is a gang's own network: only its VMs are in it, it leads nowhere else, and it is only at the hosts of these VMs.
+pub fn is_own(name: &NetworkName) -> bool {
+    is_of_a_job(name.full())
+}
+
 /// Whether a job's id may be like this.
 fn is_of_a_job(name: &str) -> bool {
     let number = name.rsplit_once('-').map_or("", |(_, number)| number);

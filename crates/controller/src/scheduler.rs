@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::gang::member_of;
 use perigee_model::job::HostState;
-use perigee_model::{HostId, JobId, Problem};
+use perigee_model::{HostId, JobId, Problem, SiteId};
 use perigee_planner::Prepared;
 use perigee_planner::queue::{
     Holder, HostRoom, JobGrant, Known, PassSnapshot, Queue, Read, Refusals, Waiting, pass,
@@ -20,10 +20,10 @@ use perigee_planner::queue::{
 use tokio::task::JoinSet;
 
 use crate::cluster::tasks::Task;
-use crate::cluster::{Cluster, Grant, capacity, demand_of, groups_of, starts_at_once};
+use crate::cluster::{Cluster, Grant, HostLink, capacity, demand_of, groups_of, starts_at_once};
 use crate::planning::links;
 use crate::records::JobRecord;
-use crate::storage::volumes;
+use crate::storage::{leave_site, volumes};
 use crate::{cleaner, networks, planning, tpm};
 
 /// The pause between two decisions, so that many concurrent changes cause only one.
@@ -39,9 +39,11 @@ struct JobEntry {
     /// Before it was read: a volume may have got another home since.
     homes_at: u64,
     facts: Result<Arc<Prepared>, Problem>,
+    /// Where all VMs of a gang have to be, because data of it may not leave that site.
+    site: Option<SiteId>,
 }
 
-type Learned = (JobId, u64, Result<Prepared, Problem>);
+type Learned = (JobId, u64, Result<(Prepared, Option<SiteId>), Problem>);
 
 #[derive(Default)]
 struct Scheduler {
@@ -86,13 +88,16 @@ impl Scheduler {
             Ok((job, homes_at, facts)) => {
                 self.asked.remove(&job);
                 // A volume may have moved since the job was first seen.
+                let (facts, site) = match facts {
+                    Ok((facts, site)) => (Ok(Arc::new(facts)), site),
+                    Err(problem) => (Err(problem), None),
+                };
                 if let Ok(facts) = &facts {
                     let homes = facts.job.volumes.iter().map(|volume| volume.home.clone());
                     let homes: BTreeSet<HostId> = homes.collect();
                     self.homes.insert(job.clone(), homes.into_iter().collect());
                 }
-                let facts = facts.map(Arc::new);
-                self.known.insert(job, JobEntry { at: Instant::now(), homes_at, facts });
+                self.known.insert(job, JobEntry { at: Instant::now(), homes_at, facts, site });
             }
             // Facts that are too old are requested again.
             Err(error) => tracing::error!("can't read the facts of a job: {error}"),
@@ -111,7 +116,7 @@ impl Scheduler {
             cluster.renter.note_pass(Vec::new(), &BTreeSet::new(), []);
         } else {
             self.look_up_homes(cluster, &records).await;
-            let queue = queue(cluster, &records).await?;
+            let queue = queue(cluster, &records, &self.known).await?;
             self.decide(cluster, &by_id, queue);
         }
         let spent_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -229,8 +234,11 @@ impl Scheduler {
         let (cluster, record) = (Arc::clone(cluster), Arc::clone(record));
         self.learning.spawn(async move {
             let homes_at = cluster.index.home_changes();
-            let facts = planning::prepare_record(&cluster, &record).await;
-            (record.job.id.clone(), homes_at, facts)
+            let facts = async {
+                let facts = planning::prepare_record(&cluster, &record).await?;
+                Ok((facts, leave_site::site_of_gang(&cluster, &record).await?))
+            };
+            (record.job.id.clone(), homes_at, facts.await)
         });
     }
 }
@@ -245,7 +253,11 @@ impl JobEntry {
     }
 }
 
-async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Result<Queue, Problem> {
+async fn queue(
+    cluster: &Cluster,
+    records: &[Arc<JobRecord>],
+    known: &BTreeMap<JobId, JobEntry>,
+) -> Result<Queue, Problem> {
     let mut waiting = Vec::new();
     // Many jobs ask the same of the hosts.
     let mut without_network = BTreeMap::new();
@@ -269,7 +281,14 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Result<Queue, P
             let what = "have VMs with a TPM";
             one.blocked = networks::why_blocked(cluster, &one.start, no_tpm, what);
         }
-        one.avoid.extend(no_network.iter().chain(no_tpm).map(|(host, _)| host.clone()));
+        let site = known.get(&record.job.id).and_then(|known| known.site.as_ref());
+        let far = site.map_or_else(Vec::new, |site| elsewhere(cluster, site));
+        if one.blocked.is_none() {
+            let what = "have VMs with its data";
+            one.blocked = networks::why_blocked(cluster, &one.start, &far, what);
+        }
+        let unable = no_network.iter().chain(no_tpm).chain(&far);
+        one.avoid.extend(unable.map(|(host, _)| host.clone()));
         waiting.push(one);
     }
     let rented = Arc::new(planning::renting::rented(cluster).await?);
@@ -305,6 +324,16 @@ async fn queue(cluster: &Cluster, records: &[Arc<JobRecord>]) -> Result<Queue, P
         grouped: cluster.index.grouped(),
         rented,
     })
+}
+
+/// The hosts that are not at the site of a gang's data.
+fn elsewhere(cluster: &Cluster, site: &SiteId) -> Vec<(HostId, String)> {
+    let mut others = cluster.hosts.all();
+    others.retain(|host| host.addresses.site != *site);
+    let why = |host: &HostLink| {
+        format!("data of the job may not leave site {site}, and it is at {}", host.addresses.site)
+    };
+    others.iter().map(|host| (host.id.clone(), why(host))).collect()
 }
 
 /// Of the hosts that the job was lost at, those that still have something of it.

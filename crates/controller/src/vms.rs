@@ -38,7 +38,7 @@ use crate::cluster::amounts;
 use crate::cluster::{Cluster, HostLink};
 use crate::meter::plus;
 use crate::records::{JobRecord, MigrationRecord, vm_of};
-use crate::storage::{replicas, unknown, volumes};
+use crate::storage::{leave_site, replicas, unknown, volumes};
 use crate::{jobs, migration, networks, planning};
 
 pub use save::save;
@@ -377,6 +377,7 @@ pub async fn ssh(
         .index
         .of_vm(vm)
         .ok_or_else(|| Problem::not_found(what(), "nothing is known of its network card"))?;
+    leave_site::check_way_in(vm, &record)?;
     let (at, path) = match networks::of_vm(&record)? {
         VmNetwork::User => (host, format!("/v1/vms/{vm}/ssh")),
         VmNetwork::Cluster(card) => {

@@ -255,6 +255,7 @@ impl GangRun {
             return Ok(Step::Again);
         }
         let Gang { hosts, cards, .. } = self.gang()?.clone();
+        leave_site::check_hosts(&cluster, &confined, &self.id, &hosts)?;
         let each = (0..).zip(&hosts).zip(&cards).zip(members);
         for (((rank, host), card), _) in each.filter(|(_, member)| member.is_none()) {
             let mut member = self.new_member(rank, host)?;

@@ -15,7 +15,8 @@ use perigee_model::leave_site::{
 use perigee_model::vm::NetworkKind;
 use perigee_model::volume::{ImageInfo, VolumeInfo};
 use perigee_model::{
-    DiskRole, HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, TenantName, VolumeName,
+    DiskRole, HostId, ImageName, JobId, LayerId, Problem, ProblemKind, SiteId, TenantName, VmId,
+    VolumeName,
 };
 
 use crate::cluster::{Cluster, HostLink};
@@ -200,7 +201,7 @@ impl Confined {
 
 /// # Errors
 /// `Conflict` when the data are at different sites, when the job writes a volume that may leave its site, or when its VM
-/// has a network card.
+/// has a network card that leads anywhere; for a gang also when what it writes is to leave its site.
 pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, Problem> {
     let mut confined: Option<(String, HostId)> = None;
     let (mut free, mut found, mut volumes) = (None, Vec::new(), Vec::new());
@@ -219,12 +220,25 @@ pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, 
         }
     }
     let what = || format!("can't place job {}", spec.name);
-    // Where nothing is said, such a VM has no card.
-    let has_card = !matches!(spec.network, NetworkKind::None | NetworkKind::Default);
-    if let (Some((name, _)), true) = (found.first(), has_card) {
+    // Where nothing is said, such a VM has no card, and several VMs have a network that leads nowhere else.
+    let leads_out = match &spec.network {
+        NetworkKind::None | NetworkKind::Default => false,
+        NetworkKind::Cluster(name) => !networks::is_own(name),
+        NetworkKind::User | NetworkKind::Bridge(_) => true,
+    };
+    if let (Some((name, _)), true) = (found.first(), leads_out) {
         let why = format!("{name} may not leave its site, and the job could send it anywhere");
         return Err(Problem::conflict(what(), why)
             .next("say `network: none` in the job file, or use data that may leave"));
+    }
+    if let (Some((name, _)), true, LeaveSite::Allowed) =
+        (found.first(), spec.is_gang(), spec.writes)
+    {
+        let why = format!(
+            "{name} may not leave its site, and a VM of the job may have it from another one"
+        );
+        return Err(Problem::conflict(what(), why)
+            .next("leave `writes` out: what several VMs write stays with their data"));
     }
     if spec.writes == LeaveSite::Allowed {
         return Ok(Confined { volumes, image_at, writes_at: None });
@@ -255,6 +269,62 @@ pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, 
         return Err(Problem::conflict(what(), why).next(confine + next));
     }
     Ok(Confined { volumes, image_at, writes_at: confined.map(|(_, home)| home) })
+}
+
+/// The site where all VMs of a gang have to be, because it uses data that may not leave that site; `None`: any will do.
+///
+/// # Errors
+/// As [`confined_of`].
+pub async fn site_of_gang(
+    cluster: &Cluster,
+    record: &JobRecord,
+) -> Result<Option<SiteId>, Problem> {
+    if !record.kind.is_gang() {
+        return Ok(None);
+    }
+    let confined = confined_of(cluster, &record.job.spec).await?;
+    confined.writes_at.map(|home| site_of(cluster, &home)).transpose()
+}
+
+/// Refuses hosts that are not at the site of the gang's data.
+///
+/// # Errors
+/// `Conflict`, which names the first one.
+pub fn check_hosts(
+    cluster: &Cluster,
+    confined: &Confined,
+    job: &JobId,
+    hosts: &[HostId],
+) -> Result<(), Problem> {
+    let Some(home) = &confined.writes_at else { return Ok(()) };
+    let site = site_of(cluster, home)?;
+    for host in hosts {
+        let there = site_of(cluster, host)?;
+        if there != site {
+            let why = format!(
+                "data of it may not leave site {site} since it was placed, and {host} is at {there}"
+            );
+            return Err(
+                Problem::conflict(format!("can't start job {job}"), why).next("submit it again")
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a way into the VM's network: who asks may be at any site.
+///
+/// # Errors
+/// `Conflict` if the VM uses data that may not leave their site.
+pub fn check_way_in(vm: &VmId, record: &JobRecord) -> Result<(), Problem> {
+    let disks = record.placement.iter().flat_map(|placement| &placement.disks);
+    if !disks.into_iter().any(|disk| disk.leave_site.is_never()) {
+        return Ok(());
+    }
+    let why =
+        "it uses data that may not leave their site, and only the other VMs of its job reach it";
+    Err(Problem::conflict(format!("can't log in to VM {vm}"), why)
+        .next("have the job write what you need to a file in /output"))
 }
 
 /// Asks the volume's home: what was known of the volume before may not be so any more.

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use perigee_model::guest::{GuestBody, LogStream, Seed};
-use perigee_model::job::{Access, Job, JobSpec, JobState, Restart, Start};
+use perigee_model::job::{Access, Job, JobSpec, JobState, MoveJob, Restart, Start};
 use perigee_model::persistent_vm::NewVm;
 use perigee_model::vm::{NetworkKind, VmNetwork, VmStatus};
-use perigee_model::{JobId, ProblemKind, VmId, VolumeName};
+use perigee_model::{JobId, LeaveSite, ProblemKind, VmId, VolumeName};
 use sha2::Digest;
 
 use super::fake::FakeHost;
@@ -16,6 +16,7 @@ use super::queue::unreachable;
 use super::{Lab, PATIENCE, TIMING, data_volume, persistent_vms, spec, vm_of, wait_for};
 use crate::cluster::Timing;
 use crate::records::{JobRecord, Kind};
+use crate::storage::leave_site;
 use crate::{cleaner, jobs, networks};
 
 mod addresses;
@@ -469,6 +470,44 @@ async fn a_volume_of_one_rank_is_written_by_its_vm_and_in_no_other() {
     let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
     assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
     lab.wait_for_clean_hosts().await;
+}
+
+/// The data are at `cloud1`, and each of the other hosts has more room.
+#[tokio::test]
+async fn all_vms_of_a_gang_with_confined_data_are_at_the_site_of_the_data_and_stay_there() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let data = data_volume();
+    lab.cloud.inside().volumes.get_mut(&data).expect("it").info.leave_site = LeaveSite::Never;
+    let volumes = spec(Access::Read).volumes;
+    let elsewhere = Start::Host(lab.home.id.clone());
+    let wrong = JobSpec { volumes: volumes.clone(), start: elsewhere, ..gang(2) };
+    let wrong = lab.submit(wrong).await;
+    let says = async || {
+        let job = lab.job(&wrong).await;
+        job.reason.contains("may not leave site cloud").then_some(())
+    };
+    wait_for("the reason why it waits", says).await;
+    let id = lab.submit(JobSpec { volumes: volumes.clone(), ..gang(2) }).await;
+    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    for rank in 0..2 {
+        let vm = member(&id, rank);
+        assert_eq!(host_of(&hosts, &vm).id, lab.cloud.id, "rank {rank}");
+        let record = jobs::record(&lab.cluster, &perigee_model::gang::member_of(&id, rank)).await;
+        let record = record.expect("its record");
+        let refused = leave_site::check_way_in(&vm, &record).expect_err("nobody logs in");
+        assert!(refused.why.contains("may not leave"), "{refused}");
+        let disks = record.placement.expect("its disks").disks;
+        let written: Vec<_> =
+            disks.iter().filter(|disk| disk.temporary && !disk.read_only).collect();
+        assert!(!written.is_empty() && written.iter().all(|disk| disk.leave_site.is_never()));
+    }
+    let ask = MoveJob { hosts: vec![lab.home.id.clone()], site: None };
+    let refused = jobs::ask_to_move(&lab.cluster, &id, ask).await.expect_err("it stays");
+    assert!(refused.why.contains("leave-site: never"), "{refused}");
+    let writes = JobSpec { volumes, writes: LeaveSite::Allowed, ..gang(2) };
+    let refused = leave_site::confined_of(&lab.cluster, &writes).await.expect_err("it carries it");
+    assert!(refused.next.contains("leave `writes` out"), "{refused}");
 }
 
 /// Nothing of any job is left there.
