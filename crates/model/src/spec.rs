@@ -90,7 +90,14 @@ pub enum BadSpec {
     WrittenByMany(VolumeName),
     /// A volume of a job is in no VM, or twice in one.
     #[error("volume {volume} is for rank {rank}: a job with {count} VMs has the ranks 0 to {last}, and each is named once", last = count - 1)]
-    Ranks { volume: VolumeName, rank: u32, count: u32 },
+    Ranks {
+        /// The volume.
+        volume: VolumeName,
+        /// The rank that is named and that the job has not, or twice.
+        rank: u32,
+        /// How many VMs the job has.
+        count: u32,
+    },
     /// A port leads to one VM.
     #[error("a job with several VMs can't publish ports")]
     PublishedByMany,
