@@ -4,12 +4,14 @@
 //! The order matters: a volume is removed only after every VM that may have it open. One that has moved is
 //! removed when all of it is at its new home, or its old home was removed.
 //!
+//! The cleaner also removes files of jobs that are gone (`sweep_job_files`).
+//!
 //! Cleanups at removed hosts are also recorded: if such a host comes back, its VMs are ended and its volumes
 //! removed. Nothing else waits for them, and at most [`GIVEN_UP_MAX`] of them are kept.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use perigee_model::job::{HostState, Job};
 use perigee_model::{HostId, JobId, OwnerName, Problem, ProblemKind, VmId, VmStart, VolumeName};
@@ -20,11 +22,15 @@ use crate::clock::now_ms;
 use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, Detachment};
 use crate::console;
+use crate::job_files::{self, with_files};
 use crate::records::{PlacedDisk, VolumeRecord, vm_of, volume_key};
 
 /// How many times a job waits while the cleaner works on the same cleanup.
 const OTHER_TRIES_MAX: u32 = 600;
 const OTHER_TRY: Duration = Duration::from_millis(50);
+
+/// How often the cleaner looks for files of jobs that are gone.
+const SWEEP_EVERY: Duration = Duration::from_secs(3600);
 
 /// The keys of what is left of deleted volumes. No job's name is like this: each ends with a number.
 const OF_DELETED: &str = "cleanups/deleted/";
@@ -240,12 +246,17 @@ pub async fn may_run_at(cluster: &Cluster, cleanup: &Cleanup) -> Result<Option<H
 /// The endless task that works on cleanups, every [`Timing::monitor`](crate::cluster::Timing) and when somebody asks
 /// for that.
 pub async fn run(cluster: Arc<Cluster>, task: Task) {
+    let mut swept: Option<Instant> = None;
     loop {
         let look = async {
             let did = match clean(&cluster, "cleanups/").await? {
                 true => "removed what hosts that answer have left",
                 false => "removed what others do not remove just now",
             };
+            if swept.is_none_or(|at| at.elapsed() >= SWEEP_EVERY) {
+                sweep_job_files(&cluster).await?;
+                swept = Some(Instant::now());
+            }
             Ok(did.to_owned())
         };
         task.round(look).await;
@@ -254,6 +265,26 @@ pub async fn run(cluster: Arc<Cluster>, task: Task) {
             () = cluster.clean_now.notified() => {}
         }
     }
+}
+
+/// Removes the files of jobs that are gone. They are there after a backup that held them while their job was deleted, and after a restore from a backup
+/// that is older than its copy of them.
+async fn sweep_job_files(cluster: &Cluster) -> Result<(), Problem> {
+    // Before the records: files are made after the record of their job.
+    let mut gone: BTreeSet<String> = cluster.job_files.names().await?.into_iter().collect();
+    if gone.is_empty() {
+        return Ok(());
+    }
+    for record in cluster.jobs().await? {
+        for id in with_files(&record) {
+            gone.remove(&job_files::name_of(&id, record.job.submitted_ms));
+        }
+    }
+    for name in gone {
+        tracing::info!("removing {name} from the files of jobs: there is no such job any more");
+        cluster.job_files.remove(&name).await?;
+    }
+    Ok(())
 }
 
 /// Tries once to remove everything of a job. Parts at hosts that do not answer are tried again later.

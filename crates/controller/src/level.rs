@@ -1,4 +1,5 @@
-//! The format level of a cluster ([`perigee_model::upgrade`]), as the store has it. A store in which no upgrade was ended has the first level.
+//! The format level of a cluster ([`perigee_model::upgrade`]), as the store has it. A new store has the level of the version that makes the store. One
+//! that says nothing is older than levels, and has the first one.
 
 use std::path::Path;
 
@@ -15,6 +16,9 @@ const KEY: &str = "format";
 /// Of a store that says nothing else.
 const FIRST: u32 = 1;
 
+/// From this level on the logs and samples of jobs are in files ([`crate::job_files`]).
+pub const JOB_FILES: u32 = 2;
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct FormatRecord {
     level: u32,
@@ -29,6 +33,18 @@ struct FormatRecord {
 pub async fn in_force(records: &Records) -> Result<u32, Problem> {
     let record: Option<FormatRecord> = records.read(KEY).await?;
     Ok(record.map_or(FIRST, |record| record.level))
+}
+
+/// Gives a store without any record the level of this version: no version of before has anything to read there.
+///
+/// # Errors
+/// If the store fails.
+pub async fn begin(records: &Records) -> Result<(), Problem> {
+    let any = records.list_after::<serde_json::Value>("", "", 1).await?;
+    if any.is_empty() {
+        raise(records, FORMAT_LEVEL).await?;
+    }
+    Ok(())
 }
 
 /// Refuses a store that this version can't read. This is asked before anything is written.
@@ -58,4 +74,29 @@ pub async fn check(records: &Records, state_dir: &Path) -> Result<(), Problem> {
 /// If the store fails.
 pub async fn raise(records: &Records, level: u32) -> Result<(), Problem> {
     records.put(KEY, &FormatRecord { level, since_ms: now_ms() }).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::store::SqliteStore;
+
+    #[tokio::test]
+    async fn a_new_store_has_the_level_of_its_version_and_an_older_one_the_first() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let open = |name: &str| {
+            let store = SqliteStore::open(&dir.path().join(name)).expect("a store");
+            Records::new(Arc::new(store))
+        };
+        let (new, older) = (open("new.db"), open("older.db"));
+        older.put("counters/q", &1).await.expect("a record");
+        for records in [&new, &older] {
+            begin(records).await.expect("begun");
+        }
+        let levels =
+            [in_force(&new).await, in_force(&older).await].map(|level| level.expect("a level"));
+        assert_eq!(levels, [FORMAT_LEVEL, FIRST]);
+    }
 }

@@ -12,7 +12,7 @@
 //! floors, from the ground up:
 //! clock, hash, guest, store, meter, audit, live
 //! records
-//! term, level
+//! term, level, job_files
 //! backup, cluster
 //! accounts, ledger, prices, networks, admissions, console, tpm, restored
 //! cleaner
@@ -80,7 +80,7 @@
 //! | Who may send which request to which daemon? | `api/callers.rs`, `agent/src/callers.rs`, `volume/src/control/callers.rs` |
 //! | How does a host join, get its next certificate, and lose what it has? | `hosts/enrol.rs`, `hosts/look_back.rs` (how the controller sees it before), `agent/src/certificate.rs`, `perigee/src/commands/join.rs` |
 //! | How are the logs of a job's VMs shown as one? | `merged` in `jobs/log.rs` |
-//! | What bounds a job's log and samples? | `jobs/log.rs`, `jobs/samples.rs` |
+//! | What bounds a job's log and samples, and what of them survives a crash? | `job_files/mod.rs`, `jobs/samples.rs` |
 //! | How do a job's outputs come into the repository, and how long do they stay there? | `files/outputs.rs`; what a hostile guest may have written: `files/outputs/entries.rs`; in the guest: `guest/runner/src/outputs.rs`, `guest/runner/src/globs.rs` |
 //! | What becomes of the outputs of a job whose VM ends under it? | `jobs/collect.rs`; in the guest: `collect` in `guest/runner/src/job.rs` |
 //! | What happens to a running job that is cancelled? | `jobs/cancel.rs`; how the guest hears of it: `agent/src/guest/intents.rs` |
@@ -106,6 +106,7 @@ pub mod fuzzing;
 mod guest;
 mod hash;
 mod hosts;
+mod job_files;
 mod jobs;
 mod ledger;
 mod level;

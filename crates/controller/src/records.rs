@@ -25,8 +25,8 @@
 //! | `shadows/VOLUME/HOST/TENURE` | [`crate::storage::left_behind::Shadow`] | the move's driver, and who drops it |
 //! | `decisions/JOB/NNNN` | [`perigee_model::plan::Decision`] | the planner's caller |
 //! | `left-out/JOB` | the files that are not among its outputs ([`crate::files::outputs::left_out`]) | the job's driver |
-//! | `logs/JOB/NNNN` | the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
-//! | `samples/JOB` | the job's time series | the job's driver |
+//! | `logs/JOB/NNNN` | before [`crate::level::JOB_FILES`]: the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
+//! | `samples/JOB` | before the same level: the job's time series | the job's driver |
 //! | `talk/NAME/COUNT` | [`crate::planning::gang_traffic::GangHistory`]: what the VMs of such a gang sent to each other, and its last runs | the gang's driver, at its end |
 //! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
 //! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
@@ -80,7 +80,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::meter::Meter;
 
-pub use access::{Owned, Records};
+pub use access::{Owned, Records, state_problem};
 pub use gang_traffic::Talk;
 pub use kept::{KEPT_DISKS, KeptUse, is_late, kept_disk_key, kept_use_key};
 pub use kind::{Gang, GangKeys, GangMoveRequest, Kind, Membership};

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use crate::HostId;
 
 /// The newest format level that this version knows.
-pub const FORMAT_LEVEL: u32 = 1;
+pub const FORMAT_LEVEL: u32 = 2;
 
 static COMMIT: OnceLock<Option<&'static str>> = OnceLock::new();
 
@@ -172,7 +172,7 @@ mod tests {
         let silent = Some("it is off".to_owned());
         let off = HostDaemon { version: Some(newer.clone()), differs: None, silent };
         for (agent, why) in [
-            (daemon(Some(own)), "knows format level 1 and not 2"),
+            (daemon(Some(own)), "knows format level 2 and not 3"),
             (daemon(None), "does not say its version"),
             (off, "does not answer: it is off"),
         ] {

@@ -20,6 +20,7 @@ use uuid::Uuid;
 use super::{ENTRIES, ENTRIES_SHA256, FORMAT, HEADER, Header, Kind, Listed, PARTS};
 use crate::clock::now_ms;
 use crate::hash::hex;
+use crate::job_files::{self, JOBS};
 use crate::store::directory::{self, STORE};
 
 /// The kernel lets a file have at most so many bytes of attributes' names, and so many in a value.
@@ -72,6 +73,8 @@ pub fn make(state: &Path, to: &Path, with_files: bool) -> Result<Made, Problem> 
     remove_leftovers(&file).map_err(failed)?;
     let part = Temporary::beside(&file, "part").map_err(failed)?;
     let copy = Temporary::beside(&file, "store").map_err(failed)?;
+    // What the store's copy names stays until it is copied too.
+    let held = job_files::hold(state).map_err(failed)?;
     copy_store(&what, &store, &copy.0)?;
     let cluster = Authority::fingerprint_in(&directory::authority_dir(state))?;
     let header = Header { format: FORMAT, made_ms, cluster };
@@ -79,6 +82,8 @@ pub fn make(state: &Path, to: &Path, with_files: bool) -> Result<Made, Problem> 
         let new = File::options().write(true).open(&part.0)?;
         let mut backup = Writing::begin(new, &header)?;
         backup.add_file(STORE, &File::open(&copy.0)?)?;
+        backup.walk(state, JOBS, with_files)?;
+        drop(held);
         for name in PARTS {
             backup.walk(state, name, with_files)?;
         }
@@ -248,7 +253,12 @@ impl Writing {
         if meta.is_dir() {
             self.list(path, Kind::Directory, &file, (0, String::new()))?;
             let mut below = Vec::new();
-            for entry in std::fs::read_dir(&at)? {
+            let entries = match std::fs::read_dir(&at) {
+                // It got another name a moment ago.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                entries => entries?,
+            };
+            for entry in entries {
                 let name = entry?.file_name().into_string();
                 below.push(name.map_err(|name| {
                     io::Error::other(format!("{path} has a file with the name {name:?}"))

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `backup.json` | [`Header`] |
 //! | `state.db` | the store at one moment |
+//! | `jobs/` | the logs and samples of jobs, each at least as long as the store's copy says |
 //! | `authority/`, `audit/`, `sftp-host-key` | the files as they are |
 //! | `data/` | contents of users' files that are on this disk, if they were asked for |
 //! | `entries.json` | each file, directory and name ([`Listed`]), with the SHA-256 of each file. A name is a file whose content is in the S3 store |
@@ -29,7 +30,7 @@ const HEADER: &str = "backup.json";
 const ENTRIES: &str = "entries.json";
 const ENTRIES_SHA256: &str = "entries.sha256";
 
-/// What the state directory has beside the store. Its lock is not among it.
+/// What the state directory has beside the store and the files of jobs. Its lock is not among it.
 const PARTS: [&str; 4] = ["authority", "audit", "sftp-host-key", "data"];
 
 /// The first entry.

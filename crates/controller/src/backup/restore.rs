@@ -18,6 +18,7 @@ use rustix::fs::{XattrFlags, fsetxattr, syncfs};
 use super::made::{Hashing, sync_directory};
 use super::{ENTRIES, ENTRIES_SHA256, FORMAT, HEADER, Header, Kind, Listed, PARTS};
 use crate::clock::now_ms;
+use crate::job_files::JOBS;
 use crate::records::{RESTORED, Records, RestoredRecord};
 use crate::store::SqliteStore;
 use crate::store::directory::{self, STORE};
@@ -167,7 +168,8 @@ fn safe(dir: &Path, path: &str) -> io::Result<PathBuf> {
     let names = Path::new(path).components();
     let is_safe = names.clone().all(|name| matches!(name, Component::Normal(_)));
     let first = names.clone().next().and_then(|name| name.as_os_str().to_str());
-    let is_known = first.is_some_and(|first| first == STORE || PARTS.contains(&first));
+    let is_known =
+        first.is_some_and(|first| first == STORE || first == JOBS || PARTS.contains(&first));
     match is_safe && is_known {
         true => Ok(dir.join(path)),
         false => Err(damaged(format!("a backup has no {path:?}"))),

@@ -46,6 +46,7 @@ use tokio::sync::{Notify, broadcast, mpsc};
 
 use crate::audit::Audit;
 use crate::clock::{CLOCK, now_ms};
+use crate::job_files::JobFiles;
 use crate::records::asked::Requests;
 use crate::records::{
     JobRecord, MigrationRecord, Owned, Records, RentalRecord, VolumeMoveRecord, job_key,
@@ -223,6 +224,8 @@ pub struct Cluster {
     pub links: Links,
     /// The files of all tenants.
     pub repository: Arc<Repository>,
+    /// The logs and samples of jobs.
+    pub job_files: JobFiles,
     /// Inputs of jobs that are being staged.
     pub staging: Staging,
     /// How fast inputs and outputs may come and go.
@@ -300,6 +303,7 @@ impl Cluster {
         perigee_http::private_directory(state_dir)?;
         let lock = directory::lock(state_dir)?;
         let records = Records::new(Arc::new(SqliteStore::open(&state_dir.join(directory::STORE))?));
+        level::begin(&records).await?;
         level::check(&records, state_dir).await?;
         let clock = open_clock(&records).await?;
         let authority = directory::authority(state_dir)?;
@@ -341,6 +345,7 @@ impl Cluster {
             timing,
             links,
             repository: Repository::open(&state_dir.join("data"))?,
+            job_files: JobFiles::new(state_dir),
             staging: Staging::default(),
             paces: Paces::default(),
             networks: Networks::default(),

@@ -19,8 +19,10 @@ use super::decide_move::RefusedChange;
 use super::finish::NoRoom;
 use super::follow::FailedStarts;
 use super::gang::GangRun;
+use super::log;
 use super::samples::Samples;
 use crate::cluster::Cluster;
+use crate::job_files::JobDirectory;
 use crate::records::{Ending, JobIntent, JobRecord, Kind, Owned, job_intent_key, vm_of};
 
 /// How the loop continues after a step.
@@ -56,6 +58,7 @@ pub struct Run {
     pub cluster: Arc<Cluster>,
     pub id: JobId,
     pub record: Owned<JobRecord>,
+    pub files: Arc<JobDirectory>,
     pub samples: Samples,
     pub figures_read: Option<Instant>,
     /// When the report came from which the figures were read last.
@@ -189,11 +192,13 @@ impl Drives for Run {
             return Ok(None);
         };
         cost::say_left_sites(cluster, &record.value);
+        let files = log::files_of(cluster, &record.value);
         Ok(Some(Self {
             cluster: Arc::clone(cluster),
             id: id.clone(),
             record,
-            samples: Samples::load(cluster, id).await?,
+            samples: Samples::load(cluster, &files).await?,
+            files,
             figures_read: None,
             reported: Instant::now(),
             seen_at_work: None,

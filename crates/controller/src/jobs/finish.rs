@@ -74,7 +74,7 @@ impl Run {
         if let Some(host) = self.job().host.clone() {
             self.drop_trace(&host).await;
         }
-        self.samples.store(&self.cluster, &self.id).await?;
+        self.samples.store(&self.cluster, &self.files).await?;
         self.forget_volume_moves().await?;
         self.drop_partial_outputs().await;
         let record = &mut self.record.value;

@@ -425,7 +425,7 @@ impl Run {
                 log::hide(&record.log, &mut lines);
             }
             left_out::add_of_guest(&self.cluster, &self.id, left_out).await?;
-            log::store(&self.cluster, &self.id, &mut record.log, lines).await?;
+            log::store(&self.cluster, &self.files, &mut record.log, lines).await?;
             self.record.save().await?;
         }
         Ok(())
@@ -618,13 +618,13 @@ impl Run {
             io: self.record.value.meter.io(),
             vcpu_ms: self.record.value.meter.totals.vcpu_ms,
         });
-        self.samples.store_sometimes(&self.cluster, &self.id).await
+        self.samples.store_sometimes(&self.cluster, &self.files).await
     }
 
     /// The guest's outputs are on their disk: fetches them and ends the job.
     pub(super) async fn collected(&mut self) -> Result<Step, Problem> {
         self.take_sample().await?;
-        self.samples.store(&self.cluster, &self.id).await?;
+        self.samples.store(&self.cluster, &self.files).await?;
         let Fetched { damaged, mut notes, refused } = self.fetch_output().await?;
         let left_out = left_out::set_of_repository(&self.cluster, &self.id, refused).await?;
         self.record.value.job.left_out = left_out.count();

@@ -549,7 +549,8 @@ impl GangRun {
             let (mut kept, mut last_seq) = (member.log, member.last_seq);
             let why =
                 format!("all VMs of the job start again: what follows is of its start {number}");
-            log::mark(&self.cluster, &member.job.id, &mut kept, &mut last_seq, why).await?;
+            let files = log::files_of(&self.cluster, member);
+            log::mark(&self.cluster, &files, &mut kept, &mut last_seq, why).await?;
             if let (Some(gang), Some(of)) =
                 (self.record.value.kind.gang_mut(), member.kind.member())
             {

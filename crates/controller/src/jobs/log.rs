@@ -1,7 +1,9 @@
-//! A job's log, which is stored in pieces, limited in size, and read in pages.
+//! A job's log, which is limited in size, and read in pages. It is in files ([`crate::job_files`]).
 //!
-//! A piece has the lines among 100 consecutive messages of the guest, and its key is the number of the
-//! hundred. So storing a line again changes nothing, and the piece of a line follows from its number.
+//! Before [`level::JOB_FILES`] the lines are records, and those of an older log stay so until a line is added, or the job has ended (`to_files.rs`). A record is a piece, with the lines among 100
+//! consecutive messages of the guest, and its key is the number of the hundred.
+
+use std::sync::Arc;
 
 use perigee_model::guest::LogStream;
 use perigee_model::job::LogLine;
@@ -9,15 +11,9 @@ use perigee_model::{JobId, Problem};
 
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
+use crate::job_files::{JobDirectory, LOG_BYTES_MAX, MESSAGES_PER_PIECE, size_of};
+use crate::level;
 use crate::records::{JobRecord, LogKept, job_key};
-
-const MESSAGES_PER_PIECE: u64 = 100;
-
-/// The limit of one job's log. The oldest lines are dropped first.
-const LOG_BYTES_MAX: u64 = 16 << 20;
-
-/// The size of a line in addition to its text.
-const LINE_BYTES: u64 = 80;
 
 /// The most lines in one answer, which is also the default.
 pub const PAGE_LINES_MAX: usize = 10_000;
@@ -25,7 +21,7 @@ pub const PAGE_LINES_MAX: usize = 10_000;
 /// An answer ends after the line that reaches this size.
 const PAGE_BYTES: u64 = 4 << 20;
 
-/// Below it are the chunks of a job's log.
+/// Below it are the pieces of a log that is not in files.
 pub fn prefix(job: &JobId) -> String {
     format!("logs/{job}/")
 }
@@ -34,8 +30,32 @@ fn key(job: &JobId, piece: u64) -> String {
     format!("{}{piece:014}", prefix(job))
 }
 
-/// Stores lines, whose numbers grow, and drops the oldest ones beyond the limit.
+/// Stores lines, whose numbers grow, and drops the oldest ones beyond the limit. Lines with these numbers that are there already are those of a step that
+/// was interrupted before its record was saved.
 pub async fn store(
+    cluster: &Cluster,
+    files: &Arc<JobDirectory>,
+    kept: &mut LogKept,
+    lines: Vec<LogLine>,
+) -> Result<(), Problem> {
+    let Some(first) = lines.first() else { return Ok(()) };
+    let mut older = Vec::new();
+    if !files.has_log().await? {
+        if level::in_force(&cluster.records).await? < level::JOB_FILES {
+            return store_in_records(cluster, &files.job, kept, lines).await;
+        }
+        older = cluster.records.list::<Vec<LogLine>>(&prefix(&files.job)).await?.concat();
+        older.retain(|line| line.seq < first.seq);
+    }
+    let (now, is_opened) = files.add_lines(older, lines, *kept).await?;
+    *kept = now;
+    if is_opened {
+        cluster.records.remove_all(&prefix(&files.job)).await?;
+    }
+    Ok(())
+}
+
+async fn store_in_records(
     cluster: &Cluster,
     job: &JobId,
     kept: &mut LogKept,
@@ -67,7 +87,7 @@ pub async fn store(
 /// added to an empty log.
 pub async fn mark(
     cluster: &Cluster,
-    job: &JobId,
+    files: &Arc<JobDirectory>,
     kept: &mut LogKept,
     last_seq: &mut u64,
     why: String,
@@ -80,7 +100,7 @@ pub async fn mark(
     let (seq, uptime_ms, arrived_ms) = (*last_seq, 0, now_ms());
     let continues = false;
     let line = LogLine { seq, uptime_ms, stream, line, continues, arrived_ms, rank: None };
-    store(cluster, job, kept, vec![line]).await
+    store(cluster, files, kept, vec![line]).await
 }
 
 /// What a job prints may not come here: one line takes the place of all of them.
@@ -95,10 +115,6 @@ pub fn hide(kept: &LogKept, lines: &mut Vec<LogLine>) {
     }
 }
 
-fn size_of(lines: &[LogLine]) -> u64 {
-    lines.iter().map(|line| line.line.len() as u64 + LINE_BYTES).sum()
-}
-
 /// The first lines with a higher number than `after`, at most `limit`. An answer with fewer lines does not mean
 /// that there are no more. One line replaces dropped lines and says how many they were.
 pub async fn read(
@@ -107,8 +123,14 @@ pub async fn read(
     after: u64,
     limit: usize,
 ) -> Result<Vec<LogLine>, Problem> {
-    let kept = super::record(cluster, job).await?.log;
-    Ok(page(cluster, job, &kept, after, (limit, PAGE_BYTES)).await?.lines)
+    let record = super::record(cluster, job).await?;
+    let files = files_of(cluster, &record);
+    Ok(page(cluster, &files, &record.log, after, (limit, PAGE_BYTES)).await?.lines)
+}
+
+/// The files of a job.
+pub fn files_of(cluster: &Cluster, record: &JobRecord) -> Arc<JobDirectory> {
+    cluster.job_files.of(&record.job.id, record.job.submitted_ms)
 }
 
 /// A part of a log.
@@ -121,7 +143,7 @@ struct Page {
 
 async fn page(
     cluster: &Cluster,
-    job: &JobId,
+    files: &Arc<JobDirectory>,
     kept: &LogKept,
     after: u64,
     (limit, bytes_max): (usize, u64),
@@ -131,6 +153,34 @@ async fn page(
     if kept.dropped_seq > after {
         page.push(gap(kept));
     }
+    // The record may have dropped lines whose segment is there yet.
+    let (from_seq, room) = (after.max(kept.dropped_seq), limit - page.len());
+    let in_files = files.log_after(from_seq, (room, bytes_max)).await?;
+    let part = match in_files {
+        Some(part) => part,
+        None => {
+            let before = page.clone();
+            let limits = (limit, bytes_max);
+            let found = page_of_records(cluster, &files.job, before, after, limits).await?;
+            // They may have come into files meanwhile.
+            match files.log_after(from_seq, (room, bytes_max)).await? {
+                Some(part) => part,
+                None => return Ok(found),
+            }
+        }
+    };
+    page.extend(part.lines);
+    Ok(Page { lines: page, is_cut: part.is_cut })
+}
+
+/// As [`page`], of a log that is not in files. `page` has what comes before the first line.
+async fn page_of_records(
+    cluster: &Cluster,
+    job: &JobId,
+    mut page: Vec<LogLine>,
+    after: u64,
+    (limit, bytes_max): (usize, u64),
+) -> Result<Page, Problem> {
     // The piece of `after` itself may have more.
     let mut from = match (after / MESSAGES_PER_PIECE).checked_sub(1) {
         Some(piece) => key(job, piece),
@@ -175,7 +225,10 @@ pub async fn read_all(
         let after = after.get(index).copied().unwrap_or_default();
         let found: Option<JobRecord> = cluster.records.read(&job_key(member)).await?;
         pages.push(match found {
-            Some(found) => page(cluster, member, &found.log, after, (limit, bytes_max)).await?,
+            Some(found) => {
+                let files = files_of(cluster, &found);
+                page(cluster, &files, &found.log, after, (limit, bytes_max)).await?
+            }
             None => Page::default(),
         });
     }
@@ -219,20 +272,23 @@ fn gap(kept: &LogKept) -> LogLine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{Timing, Traffic};
-    use crate::supervisor::Supervisor;
+    use crate::cluster::{Settings, Timing, Traffic};
 
-    #[test]
-    fn one_line_says_where_the_hidden_ones_go() {
-        let line = |seq| LogLine {
+    fn line_of(seq: u64, bytes: usize) -> LogLine {
+        LogLine {
             seq,
             uptime_ms: 0,
             stream: LogStream::Stdout,
             continues: false,
-            line: "secret".to_owned(),
-            arrived_ms: 0,
+            line: "x".repeat(bytes),
+            arrived_ms: seq,
             rank: None,
-        };
+        }
+    }
+
+    #[test]
+    fn one_line_says_where_the_hidden_ones_go() {
+        let line = |seq| LogLine { line: "secret".to_owned(), ..line_of(seq, 0) };
         let mut lines = vec![line(1), line(2)];
         hide(&LogKept::default(), &mut lines);
         assert_eq!(lines.len(), 1);
@@ -244,13 +300,9 @@ mod tests {
 
     fn page_of(arrived: &[u64], is_cut: bool) -> Page {
         let line = |(seq, arrived_ms): (u64, &u64)| LogLine {
-            seq,
-            uptime_ms: 0,
-            stream: LogStream::Stdout,
-            continues: false,
             line: arrived_ms.to_string(),
             arrived_ms: *arrived_ms,
-            rank: None,
+            ..line_of(seq, 0)
         };
         Page { lines: (1..).zip(arrived).map(line).collect(), is_cut }
     }
@@ -272,53 +324,143 @@ mod tests {
         assert!(merged(vec![Page::default()], 5).is_empty());
     }
 
-    #[tokio::test]
-    async fn a_log_without_end_keeps_its_last_part_and_is_read_in_pages() {
+    /// A controller without tasks, whose store has this format level.
+    async fn controller(level: u32) -> (tempfile::TempDir, Arc<Cluster>) {
         let dir = tempfile::tempdir().expect("tempdir");
-        let supervisor =
-            Supervisor::start(dir.path(), Timing::default(), Traffic::Plain).await.expect("start");
-        let cluster = &supervisor.cluster;
-        let job = JobId::new("q-0001").expect("name");
-        let line = |seq: u64| LogLine {
-            seq,
-            uptime_ms: 0,
-            stream: LogStream::Stdout,
-            continues: false,
-            line: "x".repeat(32 << 10),
-            arrived_ms: seq,
-            rank: None,
-        };
-        let mut kept = LogKept::default();
-        for batch in 0..20 {
-            let seqs = 40 * batch + 1..=40 * (batch + 1);
-            let lines: Vec<LogLine> = seqs.map(line).collect();
-            store(cluster, &job, &mut kept, lines.clone()).await.expect("store");
-            let before = kept.bytes;
-            store(cluster, &job, &mut kept, lines).await.expect("again, after a crash");
-            assert_eq!(kept.bytes, before);
-        }
+        let (wanted, _) = tokio::sync::mpsc::unbounded_channel();
+        let (timing, settings) = (Timing::default(), Settings::default());
+        let opened = Cluster::open(dir.path(), timing, Traffic::Plain, settings, wanted).await;
+        let cluster = opened.expect("opened");
+        level::raise(&cluster.records, level).await.expect("a level");
+        (dir, cluster)
+    }
+
+    async fn read_pages(
+        cluster: &Cluster,
+        files: &Arc<JobDirectory>,
+        kept: &LogKept,
+    ) -> Vec<LogLine> {
         let (mut after, mut read) = (0, Vec::new());
         loop {
             let page =
-                page(cluster, &job, &kept, after, (7, PAGE_BYTES)).await.expect("read").lines;
+                page(cluster, files, kept, after, (7, PAGE_BYTES)).await.expect("read").lines;
             assert!(page.len() <= 7, "{} lines", page.len());
-            let Some(last) = page.last() else { break };
+            let Some(last) = page.last() else { return read };
             after = last.seq;
             read.extend(page);
         }
+    }
+
+    async fn keeps_its_last_part(level: u32) {
+        let (_dir, cluster) = controller(level).await;
+        let (cluster, job) = (&cluster, JobId::new("q-0001").expect("name"));
+        let files = cluster.job_files.of(&job, 1);
+        let mut kept = LogKept::default();
+        for batch in 0..20 {
+            let seqs = 40 * batch + 1..=40 * (batch + 1);
+            let lines: Vec<LogLine> = seqs.map(|seq| line_of(seq, 32 << 10)).collect();
+            store(cluster, &files, &mut kept, lines.clone()).await.expect("store");
+            if batch % 5 == 4 {
+                let before = kept.bytes;
+                store(cluster, &files, &mut kept, lines).await.expect("again, after a crash");
+                assert_eq!(kept.bytes, before);
+            }
+        }
+        let read = read_pages(cluster, &files, &kept).await;
         assert_eq!(
             read[0].line,
             "perigee: 299 lines before this are gone: a job's last 16 MiB are kept"
         );
         let seqs: Vec<u64> = read.iter().map(|line| line.seq).collect();
         assert_eq!(seqs, (299..=800).collect::<Vec<_>>());
-        // Of each of a gang's 128 VMs, whose lines may be long.
-        let part = page(cluster, &job, &kept, 700, (PAGE_LINES_MAX, 40 << 10)).await.expect("read");
-        let seqs: Vec<u64> = part.lines.iter().map(|line| line.seq).collect();
-        assert_eq!((&seqs[..], part.is_cut), (&[701, 702][..], true));
-        // After the last line of a piece that is itself larger than such an answer.
-        let part = page(cluster, &job, &kept, 699, (PAGE_LINES_MAX, 40 << 10)).await.expect("read");
-        let seqs: Vec<u64> = part.lines.iter().map(|line| line.seq).collect();
-        assert_eq!((&seqs[..], part.is_cut), (&[700, 701][..], true));
+        // Of each of a gang's 128 VMs, whose lines may be long; also after the last line of a piece that is itself larger than such an answer.
+        for (after, expected) in [(700, [701, 702]), (699, [700, 701])] {
+            let limits = (PAGE_LINES_MAX, 40 << 10);
+            let part = page(cluster, &files, &kept, after, limits).await.expect("read");
+            let seqs: Vec<u64> = part.lines.iter().map(|line| line.seq).collect();
+            assert_eq!((&seqs[..], part.is_cut), (&expected[..], true));
+        }
+        assert_eq!(cluster.records.keys("logs/").await.expect("keys").is_empty(), level > 1);
+    }
+
+    #[tokio::test]
+    async fn a_log_without_end_keeps_its_last_part_and_is_read_in_pages() {
+        keeps_its_last_part(level::JOB_FILES).await;
+    }
+
+    #[tokio::test]
+    async fn so_does_one_in_records_while_the_upgrade_is_not_ended() {
+        keeps_its_last_part(level::JOB_FILES - 1).await;
+    }
+
+    #[tokio::test]
+    async fn what_a_log_drops_makes_room_on_the_disk() {
+        let (dir, cluster) = controller(level::JOB_FILES).await;
+        let files = cluster.job_files.of(&JobId::new("q-0001").expect("name"), 1);
+        let mut kept = LogKept::default();
+        for batch in 0..60 {
+            let lines = (1..=100).map(|n| line_of(100 * batch + n, 8 << 10)).collect();
+            store(&cluster, &files, &mut kept, lines).await.expect("store");
+        }
+        let segments = std::fs::read_dir(dir.path().join("jobs/q-0001.1/log")).expect("a list");
+        let lengths = segments.map(|entry| entry.and_then(|entry| entry.metadata()));
+        let bytes: u64 = lengths.map(|meta| meta.expect("a segment").len()).sum();
+        // A segment of the beginning may have some lines yet, and what was dropped last goes with the next lines.
+        assert!((kept.bytes..LOG_BYTES_MAX + (4 << 20)).contains(&bytes), "{bytes} bytes");
+    }
+
+    #[tokio::test]
+    async fn a_log_in_records_goes_on_in_files_when_the_upgrade_is_ended() {
+        let (_dir, cluster) = controller(level::JOB_FILES - 1).await;
+        let files = cluster.job_files.of(&JobId::new("q-0001").expect("name"), 1);
+        let mut kept = LogKept::default();
+        let lines = |seqs: std::ops::RangeInclusive<u64>| {
+            seqs.map(|seq| line_of(seq, 16 << 10)).collect::<Vec<_>>()
+        };
+        store(&cluster, &files, &mut kept, lines(1..=250)).await.expect("store");
+        level::raise(&cluster.records, level::JOB_FILES).await.expect("it is ended");
+        let seqs = async |kept: &LogKept| -> Vec<u64> {
+            read_pages(&cluster, &files, kept).await.iter().map(|line| line.seq).collect()
+        };
+        assert_eq!(seqs(&kept).await, (1..=250).collect::<Vec<_>>());
+        // The last lines come again, because the record of them was not saved.
+        store(&cluster, &files, &mut kept, lines(241..=260)).await.expect("store");
+        assert_eq!(kept.bytes, size_of(&lines(1..=260)));
+        assert_eq!(seqs(&kept).await, (1..=260).collect::<Vec<_>>());
+        assert!(cluster.records.keys("logs/").await.expect("keys").is_empty());
+    }
+
+    /// The bytes that this process has given to the kernel to write.
+    fn written_bytes() -> u64 {
+        let io = std::fs::read_to_string("/proc/self/io").expect("Linux");
+        let written = io.lines().find_map(|line| line.strip_prefix("wchar: "));
+        written.expect("a count").parse().expect("a number")
+    }
+
+    #[tokio::test]
+    async fn a_line_costs_its_own_bytes_however_long_the_log_is() {
+        let mut costs = Vec::new();
+        for level in [level::JOB_FILES - 1, level::JOB_FILES] {
+            let (_dir, cluster) = controller(level).await;
+            let files = cluster.job_files.of(&JobId::new("q-0001").expect("name"), 1);
+            let mut kept = LogKept::default();
+            let first = (1..=90).map(|seq| line_of(seq, 64 << 10)).collect();
+            store(&cluster, &files, &mut kept, first).await.expect("store");
+            assert!(kept.bytes > 5_500_000, "{} bytes", kept.bytes);
+            // Other threads may write too.
+            let mut cost = u64::MAX;
+            for seq in 91..=95 {
+                let before = written_bytes();
+                let line = line_of(seq, 80);
+                store(&cluster, &files, &mut kept, vec![line]).await.expect("store");
+                cost = cost.min(written_bytes() - before);
+            }
+            costs.push(cost);
+        }
+        eprintln!(
+            "a line of 80 bytes to a log of 6 MB: {} bytes before, {} now",
+            costs[0], costs[1]
+        );
+        assert!(costs[0] > 5_500_000 && costs[1] < 512, "{costs:?}");
     }
 }

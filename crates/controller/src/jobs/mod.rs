@@ -32,6 +32,7 @@ mod recovery;
 mod restart;
 mod samples;
 mod stage;
+mod to_files;
 pub(crate) mod traces;
 
 use std::collections::BTreeMap;
@@ -56,6 +57,7 @@ use crate::cluster::{Cluster, amounts};
 use crate::console;
 use crate::files::outputs::left_out;
 use crate::files::{inputs, outputs};
+use crate::job_files::{name_of, with_files};
 use crate::meter::Meter;
 use crate::planning::shared_links;
 use crate::records::{
@@ -89,6 +91,8 @@ pub use place::{job_of, number_of_root};
 pub use restart::{Fate, Loss, fate};
 pub use stage::runner_places;
 pub(crate) use stage::take_over;
+#[cfg(test)]
+pub use to_files::move_to_files;
 
 /// Checks a job, gives it a number, and records it as queued.
 ///
@@ -482,8 +486,7 @@ pub async fn intend(
 /// # Errors
 /// `NotFound` if there is no such job.
 pub async fn samples(cluster: &Cluster, id: &JobId) -> Result<Vec<Sample>, Problem> {
-    record(cluster, id).await?;
-    samples::read(cluster, id).await
+    samples::read(cluster, &record(cluster, id).await?).await
 }
 
 /// The files that are not among a job's outputs.
@@ -535,11 +538,13 @@ pub async fn delete(
     Ok(())
 }
 
-/// Forgets again and again what was deleted. It does not end.
+/// Forgets again and again what was deleted, and moves what an older version has left in the store. It does not end.
 pub async fn keep_erasing(cluster: Arc<Cluster>, task: Task) {
     loop {
         let erase = async {
-            erase_deleted(&cluster).await.map(|()| "forgot what is nowhere any more".to_owned())
+            erase_deleted(&cluster).await?;
+            to_files::move_to_files(&cluster).await?;
+            Ok("forgot what is nowhere any more".to_owned())
         };
         task.round(erase).await;
         tokio::time::sleep(ERASE_EVERY).await;
@@ -564,11 +569,7 @@ pub async fn erase_deleted(cluster: &Cluster) -> Result<(), Problem> {
 /// # Errors
 /// If the store fails.
 pub async fn erase(cluster: &Cluster, record: &JobRecord) -> Result<(), Problem> {
-    // Of a gang that waits to start again only the logs of its VMs are there.
-    let members = record.kind.gang().into_iter().flat_map(|_| 0..record.job.spec.count);
-    let members = members.map(|rank| member_of(&record.job.id, rank));
-    let logs = members.chain([record.job.id.clone()]).map(|id| log::prefix(&id));
-    erase_with(cluster, record, logs.collect()).await
+    erase_with(cluster, record, with_files(record)).await
 }
 
 /// The same, of a VM of a gang that starts again: what its lost run has printed is kept.
@@ -579,7 +580,7 @@ async fn erase_all_but_log(cluster: &Cluster, record: &JobRecord) -> Result<(), 
 async fn erase_with(
     cluster: &Cluster,
     record: &JobRecord,
-    logs: Vec<String>,
+    logs: Vec<JobId>,
 ) -> Result<(), Problem> {
     let id = &record.job.id;
     let begun = Instant::now();
@@ -604,9 +605,14 @@ async fn erase_with(
     }
     let vm = vm_of(id);
     let moves = [migration_prefix(&vm), migration_intent_prefix(&vm)];
-    for prefix in logs.iter().chain(&[planning::decisions_prefix(id)]).chain(&moves) {
+    for prefix in [planning::decisions_prefix(id)].iter().chain(&moves) {
         cluster.records.remove_all(prefix).await?;
     }
+    for of in &logs {
+        cluster.records.remove_all(&log::prefix(of)).await?;
+        cluster.job_files.remove(&name_of(of, record.job.submitted_ms)).await?;
+    }
+    log::files_of(cluster, record).remove_samples().await?;
     cluster.records.remove(&samples::key(id)).await?;
     left_out::forget(cluster, id).await?;
     cluster.forget_changes(&vm).await?;

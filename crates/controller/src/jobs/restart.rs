@@ -245,7 +245,7 @@ impl Run {
         );
         let record = &mut self.record.value;
         let (kept, last_seq) = (&mut record.log, &mut record.last_seq);
-        log::mark(&self.cluster, &self.id, kept, last_seq, why).await?;
+        log::mark(&self.cluster, &self.files, kept, last_seq, why).await?;
         tracing::warn!("job {} begins anew: host {host} is gone", self.id);
         self.settle().await?;
         let record = &mut self.record.value;

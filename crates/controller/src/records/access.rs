@@ -13,13 +13,21 @@ use crate::store::{Entry, Revision, Store, StoreError, Swap, Watch, Write};
 
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
-        let what = "can't use the controller's store";
-        match error.is_full() {
-            true => Problem::no_space(what, "the disk of the controller's state directory is full")
-                .next("free space there: nothing can be recorded until then"),
-            false => Problem::internal(what, error)
-                .next("check the permissions of the controller's state directory and its disk"),
-        }
+        state_problem("can't use the controller's store", error.is_full(), error)
+    }
+}
+
+/// Something in the controller's state directory can't be read or written. `is_full`: its disk has no room.
+pub fn state_problem(
+    what: impl Into<String>,
+    is_full: bool,
+    error: impl std::fmt::Display,
+) -> Problem {
+    match is_full {
+        true => Problem::no_space(what, "the disk of the controller's state directory is full")
+            .next("free space there: nothing can be recorded until then"),
+        false => Problem::internal(what, error)
+            .next("check the permissions of the controller's state directory and its disk"),
     }
 }
 

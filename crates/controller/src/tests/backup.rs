@@ -4,17 +4,20 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use perigee_model::job::{Access, JobState};
-use perigee_model::{HostId, ProblemKind};
+use perigee_model::guest::{GuestBody, LogStream};
+use perigee_model::job::{Access, JobState, LogLine};
+use perigee_model::{HostId, JobId, ProblemKind};
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
 
 use super::api::client;
 use super::{Lab, TIMING, running_as, spec, vm_of, wait_for};
 use crate::backup::{make, restore};
-use crate::records::{RESTORED, RestoredRecord};
-use crate::restored;
+use crate::job_files::JobFiles;
+use crate::records::{LogKept, RESTORED, Records, RestoredRecord};
 use crate::store::{SqliteStore, Store as _, Write};
+use crate::{jobs, restored};
 
 /// A backup in a directory of its own.
 fn backed_up(state: &Path) -> (tempfile::TempDir, PathBuf) {
@@ -240,6 +243,94 @@ async fn a_backup_is_of_one_moment_while_the_controller_writes() {
     }
     let names = std::fs::read_dir(to.path()).expect("a list").count();
     assert_eq!(names, 6, "nothing else is left");
+}
+
+/// The log is at its limit, so that the oldest lines are dropped all the time.
+#[tokio::test]
+async fn a_log_in_a_backup_is_never_shorter_than_the_store_in_it_says() {
+    let state = tempfile::tempdir().expect("a directory");
+    crate::authority(state.path()).expect("an authority");
+    let store = SqliteStore::open(&state.path().join("state.db")).expect("a store");
+    let records = Records::new(Arc::new(store));
+    let id = JobId::new("q-0001").expect("a name");
+    let files = JobFiles::new(state.path()).of(&id, 1);
+    let (mut kept, mut last) = (LogKept::default(), 0_u64);
+    // A piece has ten of them.
+    let line = |number: u64| LogLine {
+        seq: 10 * number,
+        uptime_ms: 0,
+        stream: LogStream::Stdout,
+        line: "x".repeat(50 << 10),
+        continues: false,
+        arrived_ms: 0,
+        rank: None,
+    };
+    let mut add = async |count: u64| {
+        let lines = (last + 1..=last + count).map(line).collect();
+        kept = files.add_lines(Vec::new(), lines, kept).await.expect("added").0;
+        last += count;
+        records.put("said", &(kept, last)).await.expect("recorded");
+    };
+    add(350).await;
+    let to = tempfile::tempdir().expect("a directory");
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let writing = async {
+        while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+            add(5).await;
+        }
+    };
+    let backing_up = async {
+        for name in ["a", "b"] {
+            let (state, file) = (state.path().to_owned(), to.path().join(name));
+            let made = tokio::task::spawn_blocking(move || make(&state, &file, false));
+            made.await.expect("no panic").expect("a backup");
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    };
+    tokio::join!(writing, backing_up);
+    for (file, name) in [("a", "x"), ("b", "y")] {
+        let restored = to.path().join(name);
+        restore(&to.path().join(file), &restored).await.expect("restored");
+        let store = SqliteStore::open(&restored.join("state.db")).expect("the store");
+        let said = Records::new(Arc::new(store)).read("said").await.expect("read");
+        let (kept, last): (LogKept, u64) = said.expect("a record");
+        let files = JobFiles::new(&restored).of(&id, 1);
+        let read = files.log_after(kept.dropped_seq, (usize::MAX, u64::MAX)).await.expect("read");
+        let seqs: Vec<u64> = read.expect("a log").lines.iter().map(|line| line.seq).collect();
+        let named: Vec<u64> =
+            (kept.dropped_seq / 10 + 1..=last).map(|number| 10 * number).collect();
+        assert!(kept.dropped_seq > 0 && seqs.starts_with(&named), "{kept:?} {last}: {seqs:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_restored_controller_has_the_logs_and_samples_and_goes_on_with_them() {
+    let mut lab = Lab::up().await;
+    let (id, vm) = running_as(&lab, spec(Access::Clone)).await;
+    let lines = async |lab: &Lab| -> Vec<String> {
+        let lines = jobs::log(&lab.cluster, &id, 0, 100).await.expect("a log");
+        lines.into_iter().map(|line| line.line).collect()
+    };
+    for line in ["one", "two"] {
+        lab.home.say(&vm, GuestBody::log(LogStream::Stdout, line));
+        wait_for("the line", async || {
+            (lines(&lab).await.last().map(String::as_str) == Some(line)).then_some(())
+        })
+        .await;
+        if line == "one" {
+            wait_for("samples", async || {
+                let samples = jobs::samples(&lab.cluster, &id).await.expect("samples");
+                (!samples.is_empty()).then_some(())
+            })
+            .await;
+            let (_dir, backup) = backed_up(lab.dir.path());
+            lab.restore_elsewhere(&backup).await;
+            assert_eq!(lines(&lab).await, ["one"]);
+            let samples = jobs::samples(&lab.cluster, &id).await.expect("samples");
+            assert!(!samples.is_empty());
+        }
+    }
+    assert_eq!(lines(&lab).await, ["one", "two"]);
 }
 
 #[tokio::test]

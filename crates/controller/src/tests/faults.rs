@@ -43,14 +43,10 @@ async fn a_repository_that_takes_no_output_ends_no_job() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_full_for_a_while_ends_no_job_and_loses_no_line() {
+async fn a_disk_that_is_full_for_a_while_ends_no_job_and_loses_no_line() {
     let lab = Lab::up().await;
     let (id, vm) = running(&lab).await;
-    let other = rusqlite::Connection::open(lab.dir.path().join("state.db")).expect("open");
-    other.busy_timeout(super::PATIENCE).expect("patience");
-    let full = "CREATE TRIGGER full_1 BEFORE INSERT ON entries WHEN NEW.key LIKE 'logs/%'
-                BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END;";
-    other.execute_batch(full).expect("the disk fills up");
+    lab.cluster.job_files.set_full(true);
     lab.home.say(&vm, GuestBody::log(LogStream::Stdout, "kept"));
     let job = lab
         .wait_for_job(&id, "waiting for its log", |job| {
@@ -58,7 +54,7 @@ async fn a_store_that_is_full_for_a_while_ends_no_job_and_loses_no_line() {
         })
         .await;
     assert_eq!(job.state, JobState::Running, "{}", job.reason);
-    other.execute_batch("DROP TRIGGER full_1").expect("there is room again");
+    lab.cluster.job_files.set_full(false);
     finish(&lab.home, &lab.home, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
     let lines = jobs::log(&lab.cluster, &id, 0, 100).await.expect("log");

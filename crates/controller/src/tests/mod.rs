@@ -20,6 +20,7 @@ mod gangs;
 mod gone;
 mod images;
 mod inputs;
+mod job_files;
 mod jobs;
 mod kept;
 mod links;
