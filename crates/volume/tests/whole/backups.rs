@@ -161,6 +161,29 @@ async fn a_volume_that_was_shrunk_and_grown_comes_back_as_it_was() {
     check_pool(&server).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_backup_of_a_large_volume_ships_little_more_than_what_changed() {
+    let server = Server::start().await;
+    let to = tempfile::tempdir().expect("a directory");
+    let size_bytes: u64 = 50 << 30;
+    server.create("data", size_bytes).await;
+    assert_io(&server.qemu_io("data", &["write -P 1 0 8M", "write -P 1 49G 8M", "flush"]));
+    let first = back_up(&server, "first", to.path()).await;
+    assert!(first.shipped_bytes <= 16 * MIB + LISTS_BYTES, "{first:?}");
+    // 20 MiB in 80 places.
+    let apart = size_bytes / 80 / MIB * MIB;
+    let writes = (0..80).map(|place| format!("write -P 2 {} 256k", place * apart));
+    let commands: Vec<String> = writes.chain(["flush".to_owned()]).collect();
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    assert_io(&server.qemu_io("data", &commands));
+    let second = back_up(&server, "second", to.path()).await;
+    eprintln!(
+        "20 MiB of a volume of 50 GiB have changed: {:.2} MiB are shipped",
+        second.shipped_bytes as f64 / MIB as f64
+    );
+    assert!((20 * MIB..=21 * MIB).contains(&second.shipped_bytes), "{second:?}");
+}
+
 /// Numbers that look random, the same in each run.
 struct Numbers(u64);
 
