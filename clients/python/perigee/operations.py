@@ -26,6 +26,20 @@ class Operations:
 class Backups(Operations):
     """`/v1` of the API: backups."""
 
+    def list_schedules(self) -> List[types.BackupSchedule]:
+        """The schedules of backups."""
+        return self._client._ask("GET", "/v1/backup-schedules")
+
+    def set_schedule(self, body: types.NewBackupSchedule) -> types.BackupSchedule:
+        """Backs up a volume again and again, from now on; the answer comes at once. The same
+        volume and target changes the schedule that is there.
+        """
+        return self._client._ask("POST", "/v1/backup-schedules", body=body)
+
+    def end_schedule(self, schedule: str) -> None:
+        """Ends a schedule. Its backups stay, and one that is under way goes on."""
+        self._client._ask("DELETE", f"/v1/backup-schedules/{_part(schedule)}")
+
     def list(self) -> List[types.Backup]:
         """The backups that the controller knows, complete or not."""
         return self._client._ask("GET", "/v1/backups")

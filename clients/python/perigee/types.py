@@ -85,6 +85,8 @@ class Backup(TypedDict):
     problem: str
     # How far it is, while it is shipped.
     progress: NotRequired[Union[BackupProgress, None]]
+    # The schedule that has begun it; `None`: a person has.
+    schedule: NotRequired[Union[ScheduleName, None]]
     # What was sent to the target for it.
     shipped_bytes: int
     # The size of the volume's disk.
@@ -95,6 +97,15 @@ class Backup(TypedDict):
     taken_ms: NotRequired[Union[int, None]]
     # The volume.
     volume: VolumeName
+
+
+class BackupFailure(TypedDict):
+    """A backup that has failed."""
+
+    # When; Unix time.
+    at_ms: int
+    # Why.
+    why: str
 
 # A backup: the full name of what it is of, and the time.
 BackupName = str
@@ -108,6 +119,38 @@ class BackupProgress(TypedDict):
     # The data of the layers that are shipped, as far as they are known. What the target has of them
     # already is not put again.
     total_bytes: int
+
+
+class BackupSchedule(TypedDict):
+    """A schedule of backups."""
+
+    # Why it has ended; empty: it goes on.
+    ended: str
+    # The time from one backup to the next, in seconds.
+    every_s: int
+    # Which complete backups are kept, beside the newest one; none: all are.
+    keep: List[KeepRule]
+    # How many complete backups it has.
+    kept: int
+    # The last backup that has failed, also before a later one that has not.
+    last_failure: NotRequired[Union[BackupFailure, None]]
+    # When the volume was sealed for the newest complete backup; Unix time.
+    last_success_ms: NotRequired[Union[int, None]]
+    # When it was asked for first; Unix time.
+    made_ms: int
+    # The name of what it is of, and a number if there are several.
+    name: ScheduleName
+    # When the next backup is due; Unix time. `None`: it has ended.
+    next_ms: NotRequired[Union[int, None]]
+    # What is wrong: why the last backup has failed, what the present one waits for, or why old ones
+    # can't be deleted. Empty: nothing.
+    problem: str
+    # Where its backups are.
+    to: BackupTarget
+    # The backup that is being shipped. No other one begins meanwhile.
+    under_way: NotRequired[Union[BackupName, None]]
+    # The volume.
+    volume: VolumeName
 
 # The state of a backup.
 BackupState = Literal["shipping", "completed", "failed", "deleting"]
@@ -1184,6 +1227,18 @@ class JobVolume(TypedDict):
     volume: VolumeName
 
 
+class KeepRule(TypedDict):
+    """For each of the last so many periods that have a backup, the newest one in it is kept."""
+
+    # How many periods.
+    count: int
+    # What kind of period.
+    unit: KeepUnit
+
+# A period of the calendar, in UTC. A week begins on Monday.
+KeepUnit = Literal["hour", "day", "week", "month", "year"]
+
+
 class KeptDisk(TypedDict):
     """The disk of a rented host's pool, kept at the provider while no host is rented at its
     site.
@@ -1783,6 +1838,21 @@ class NewBackup(TypedDict):
     volume: VolumeName
     # Also what the target has already is shipped, for example because it was damaged there.
     whole: NotRequired[bool]
+
+
+class NewBackupSchedule(TypedDict):
+    """Asks for backups of a volume again and again. The same volume and target changes the
+    schedule that is there.
+    """
+
+    # The time from one backup to the next, in seconds.
+    every_s: int
+    # Which complete backups of the schedule are kept, beside the newest one; none: all are.
+    keep: NotRequired[List[KeepRule]]
+    # A directory of the volume's home, or an S3 store.
+    to: BackupTarget
+    # The volume. It may be in use.
+    volume: VolumeName
 
 
 class NewImage(TypedDict):
@@ -2543,6 +2613,9 @@ class Sample(TypedDict):
     progress: NotRequired[Union[float, None]]
     # CPU time of all its vCPUs.
     vcpu_ms: int
+
+# A schedule of backups: the full name of what it is of, and a number if there are several.
+ScheduleName = str
 
 
 class Score(TypedDict):

@@ -14,7 +14,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use crate::{BackupName, HostId, LeaveSite, Problem, TenantName, VolumeName};
+use crate::{BackupName, HostId, LeaveSite, Problem, ScheduleName, TenantName, VolumeName};
 
 const S3: &str = "s3://";
 
@@ -122,6 +122,9 @@ pub struct Backup {
     pub progress: Option<BackupProgress>,
     /// Why it failed, or what it waits for; else empty.
     pub problem: String,
+    /// The schedule that has begun it; `None`: a person has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleName>,
 }
 
 /// How far a backup is.

@@ -6,12 +6,13 @@ use perigee_http::{Json, Reply};
 use perigee_model::backup::{
     Backup, CheckBackup, FoundBackup, LookForBackups, NewBackup, RestoreBackup, VerifiedBackup,
 };
+use perigee_model::backup_schedule::{BackupSchedule, NewBackupSchedule};
 use perigee_model::job::ClusterVolume;
-use perigee_model::{BackupName, Problem};
+use perigee_model::{BackupName, Problem, ScheduleName};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
-use crate::storage::backups;
+use crate::storage::backups::{self, schedules};
 
 /// The backups that the controller knows, complete or not.
 #[utoipa::path(get, path = "/backups", tag = "backups",
@@ -95,4 +96,31 @@ pub async fn look(
     Json(ask): Json<LookForBackups>,
 ) -> Reply<Vec<FoundBackup>> {
     json(backups::look(&cluster, &ask).await?)
+}
+
+/// The schedules of backups.
+#[utoipa::path(get, path = "/backup-schedules", tag = "backups",
+    responses((status = 200, body = Vec<BackupSchedule>)))]
+pub async fn list_schedules(State(cluster): Shared) -> Reply<Vec<BackupSchedule>> {
+    json(schedules::list(&cluster).await?)
+}
+
+/// Backs up a volume again and again, from now on; the answer comes at once. The same volume and target changes the schedule that is there.
+#[utoipa::path(post, path = "/backup-schedules", tag = "backups", request_body = NewBackupSchedule,
+    responses((status = 200, body = BackupSchedule)))]
+pub async fn set_schedule(
+    State(cluster): Shared,
+    caller: Caller,
+    Json(ask): Json<NewBackupSchedule>,
+) -> Reply<BackupSchedule> {
+    let ask = NewBackupSchedule { volume: caller.seen_name(&cluster, &ask.volume).await?, ..ask };
+    caller.did(ask.volume.as_str());
+    json(to_its_end(async move { schedules::set(&cluster, ask).await }).await?)
+}
+
+/// Ends a schedule. Its backups stay, and one that is under way goes on.
+#[utoipa::path(delete, path = "/backup-schedules/{schedule}", tag = "backups",
+    params(("schedule" = String, Path)), responses((status = 200)))]
+pub async fn end_schedule(State(cluster): Shared, Full(schedule): Full<ScheduleName>) -> Reply<()> {
+    json(schedules::remove(&cluster, &schedule).await?)
 }

@@ -8,8 +8,10 @@ use perigee_model::backup::{
     Backup, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups, NewBackup,
     RestoreBackup, VerifiedBackup,
 };
+use perigee_model::backup_schedule::{BackupSchedule, Keep, NewBackupSchedule};
 use perigee_model::job::ClusterVolume;
-use perigee_model::{BackupName, HostId, Problem, VolumeName};
+use perigee_model::units::{format_duration, parse_duration};
+use perigee_model::{BackupName, HostId, Problem, ScheduleName, VolumeName};
 
 use crate::commands::asking;
 use crate::context::Context;
@@ -44,7 +46,9 @@ impl Place {
 /// `perigee backup VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Back up a volume, which may be in use. Only what the target does not have is shipped
+    /// Back up a volume, which may be in use. Only what the target does not have is shipped.
+    ///
+    /// With --every this is done again and again; `perigee backup schedules` shows how it goes.
     Create {
         /// The volume
         volume: VolumeName,
@@ -57,6 +61,20 @@ pub enum Verb {
         /// Ship also what the target has, for example because it was damaged there
         #[arg(long)]
         whole: bool,
+        /// Back up now, and then again after each such time. The same volume and target again changes the schedule
+        #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "whole")]
+        every: Option<u64>,
+        /// Of the schedule's backups, keep the newest one, and one for each of the last hours (h), days (d), weeks (w), months (mo) or years (y) that have one.
+        /// Others are deleted when a newer one is complete [default: keep all]
+        #[arg(long, value_name = "24h,7d,4w", requires = "every")]
+        keep: Option<Keep>,
+    },
+    /// List the schedules of backups: how the last ones went, and when the next one is due
+    Schedules,
+    /// End a schedule. Its backups stay
+    Unschedule {
+        /// The schedule's name
+        schedule: ScheduleName,
     },
     /// List the backups that the controller knows, or those at a target
     #[command(visible_alias = "ls")]
@@ -110,6 +128,24 @@ const BACKUP: &[Column<Backup>] = &[
     ("problem", |b| b.problem.clone()),
 ];
 
+const SCHEDULE: &[Column<BackupSchedule>] = &[
+    ("name", |s| s.name.to_string()),
+    ("volume", |s| s.volume.to_string()),
+    ("to", |s| s.to.address.clone()),
+    ("every", |s| format_duration(s.every_s)),
+    (
+        "keep",
+        |s| if s.keep.is_empty() { "all".to_owned() } else { Keep(s.keep.clone()).to_string() },
+    ),
+    ("kept", |s| s.kept.to_string()),
+    ("newest", |s| s.last_success_ms.map_or_else(|| "-".to_owned(), output::time)),
+    ("failed", |s| {
+        s.last_failure.as_ref().map_or_else(|| "-".to_owned(), |f| output::time(f.at_ms))
+    }),
+    ("next", next),
+    ("problem", |s| if s.ended.is_empty() { s.problem.clone() } else { s.ended.clone() }),
+];
+
 const FOUND: &[Column<FoundBackup>] = &[
     ("name", |b| b.name.to_string()),
     ("volume", |b| output::or_dash(b.volume.as_ref())),
@@ -128,10 +164,18 @@ const RESTORED: &[Column<ClusterVolume>] = &[
     ("size", |v| output::bytes(v.size_bytes)),
 ];
 
+fn next(schedule: &BackupSchedule) -> String {
+    match (&schedule.under_way, schedule.next_ms) {
+        (Some(backup), _) => format!("{backup} is shipped"),
+        (None, Some(next_ms)) => output::time(next_ms),
+        (None, None) => "ended".to_owned(),
+    }
+}
+
 fn state(backup: &Backup) -> String {
     match backup.progress {
         Some(progress) => format!(
-            "{}, {} of {} read",
+            "{}, {} of {} shipped",
             output::word(&backup.state),
             output::bytes(progress.done_bytes),
             output::bytes(progress.total_bytes)
@@ -144,7 +188,20 @@ fn state(backup: &Backup) -> String {
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     match verb {
-        Verb::Create { volume, to, endpoint, whole } => {
+        Verb::Create { volume, to, endpoint, every: Some(every_s), keep, .. } => {
+            let (to, keep) = (BackupTarget { address: to, endpoint }, keep.unwrap_or_default().0);
+            let ask = NewBackupSchedule { volume, to, every_s, keep };
+            let set: BackupSchedule = client.post("/v1/backup-schedules", &ask).await?;
+            output::one(context.format, &set, SCHEDULE)
+        }
+        Verb::Schedules => {
+            let all: Vec<BackupSchedule> = client.get("/v1/backup-schedules").await?;
+            output::list(context.format, &all, SCHEDULE)
+        }
+        Verb::Unschedule { schedule } => {
+            client.delete(&format!("/v1/backup-schedules/{schedule}")).await
+        }
+        Verb::Create { volume, to, endpoint, whole, .. } => {
             let to = BackupTarget { address: to, endpoint };
             create(&client, &NewBackup { volume, to, whole }, context.format).await
         }

@@ -38,7 +38,7 @@ pub async fn drive(cluster: Arc<Cluster>, name: BackupName) -> Result<(), Proble
         let Some(record) = cluster.records.own::<BackupRecord>(&backup_key(&name)).await? else {
             return Ok(());
         };
-        let mut run = Run { cluster: &cluster, record, has_begun: false, has_answered: false };
+        let mut run = Run::new(&cluster, record);
         let problem = match run.view().state {
             BackupState::Completed | BackupState::Failed => return Ok(()),
             BackupState::Shipping => match run.ship().await {
@@ -54,6 +54,10 @@ pub async fn drive(cluster: Arc<Cluster>, name: BackupName) -> Result<(), Proble
         // A whole backup puts everything again at each try, so what it has put is no progress.
         if run.has_begun && !run.record.value.whole {
             (pause, failing_since) = (cluster.timing.poll, None);
+        }
+        // That others delete at the target is no failure of this one.
+        if run.waits_for_deletion {
+            failing_since = None;
         }
         let since = *failing_since.get_or_insert_with(Instant::now);
         let may_pass = problem.kind == ProblemKind::Unavailable && since.elapsed() < PATIENCE;
@@ -74,6 +78,14 @@ struct Run<'a> {
     has_begun: bool,
     /// The home has said that it ships no more for this backup.
     has_answered: bool,
+    /// Another backup is being deleted at the target.
+    waits_for_deletion: bool,
+}
+
+impl<'a> Run<'a> {
+    fn new(cluster: &'a Arc<Cluster>, record: Owned<BackupRecord>) -> Self {
+        Self { cluster, record, has_begun: false, has_answered: false, waits_for_deletion: false }
+    }
 }
 
 impl Run<'_> {
@@ -137,6 +149,7 @@ impl Run<'_> {
         };
         if !self.record.value.asks && self.all().await?.iter().any(is_deleted) {
             let what = format!("can't back up volume {}", view.volume);
+            self.waits_for_deletion = true;
             let why = "another backup is being deleted at the target";
             return Err(Problem::unavailable(what, why));
         }

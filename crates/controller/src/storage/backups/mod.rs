@@ -3,9 +3,19 @@
 //! The volume's home ships a backup ([`perigee_model::backup`]); the controller orders that, and has it done again until it is done or given up. What was shipped is
 //! used again, so a controller or a volume server that is killed in the middle loses nothing. A restore is asked for again by whoever wants it: until all bytes are there,
 //! there is no volume.
+//!
+//! | question | file |
+//! |---|---|
+//! | How is a backup shipped, and how deleted? | `driver.rs` |
+//! | When does a schedule begin a backup, and which of its backups are deleted? | `rounds.rs`; the rules: `model/src/backup_schedule.rs` |
+//! | What do people ask of schedules? | `schedules.rs` |
+//! | Which backups are being read? | `reading.rs` |
 
 mod driver;
+mod reading;
 mod restore;
+mod rounds;
+pub mod schedules;
 
 use std::sync::Arc;
 
@@ -16,7 +26,7 @@ use perigee_model::backup::{
 use perigee_model::limits::BACKUPS;
 use perigee_model::units::compact_time;
 use perigee_model::volume::Progress;
-use perigee_model::{BackupName, HostId, Problem};
+use perigee_model::{BackupName, HostId, Problem, ScheduleName, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::now_ms;
@@ -26,6 +36,7 @@ use crate::storage::volumes;
 
 pub use driver::drive;
 pub use restore::restore;
+pub use rounds::run;
 
 /// A backup, as it was last seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +47,9 @@ pub struct BackupRecord {
     pub whole: bool,
     /// The home is asked to ship it, and has not said that it ships no more. Meanwhile nothing is deleted at the target.
     pub asks: bool,
+    /// When its schedule was made, which may have been followed by another one of that name; Unix time.
+    #[serde(default)]
+    pub schedule_made_ms: Option<u64>,
 }
 
 const BACKUPS_PREFIX: &str = "backups/";
@@ -63,23 +77,47 @@ pub async fn drive_all(cluster: &Cluster) -> Result<(), Problem> {
 /// `NotFound` if there is no such volume; `Conflict` if it is a job's own; `Invalid` for a target that can't be one.
 pub async fn create(cluster: &Arc<Cluster>, ask: NewBackup) -> Result<Backup, Problem> {
     ask.to.check()?;
-    let volume = ask.volume;
-    let what = format!("can't back up volume {volume}");
-    volumes::find(cluster, &volume).await?;
-    if cluster.records.read::<VolumeRecord>(&volume_key(&volume)).await?.is_none() {
-        return Err(Problem::conflict(what, "it was made for a job and ends with it"));
+    volumes::find(cluster, &ask.volume).await?;
+    check_listed(cluster, &format!("can't back up volume {}", ask.volume), &ask.volume).await?;
+    begin(cluster, Begin { volume: ask.volume, to: ask.to, whole: ask.whole, schedule: None }).await
+}
+
+/// Refuses a volume that is a job's own.
+async fn check_listed(cluster: &Cluster, what: &str, volume: &VolumeName) -> Result<(), Problem> {
+    match cluster.records.read::<VolumeRecord>(&volume_key(volume)).await? {
+        Some(_) => Ok(()),
+        None => Err(Problem::conflict(what, "it was made for a job and ends with it")),
     }
+}
+
+/// A backup to be begun, of a volume that there is.
+struct Begin {
+    volume: VolumeName,
+    to: BackupTarget,
+    whole: bool,
+    /// Its schedule, and when that was made.
+    schedule: Option<(ScheduleName, u64)>,
+}
+
+/// Makes the record of a backup, and starts its driver. No host is asked.
+///
+/// # Errors
+/// `Conflict` if another backup of the volume began in this second; `NoSpace` if there are too many.
+async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
+    let Begin { volume, to, whole, schedule } = new;
+    let what = format!("can't back up volume {volume}");
     let known = cluster.records.keys(BACKUPS_PREFIX).await?.len();
     BACKUPS.check(known + 1).map_err(|error| {
-        error.problem(&what).next("forget old ones: perigee backup delete NAME")
+        error.problem(&what).next("delete old ones: perigee backup delete NAME")
     })?;
     let begun_ms = now_ms();
     let name = BackupName::new(format!("{volume}-{}", compact_time(begun_ms)))
         .map_err(|error| Problem::invalid(&what, error))?;
+    let (schedule, schedule_made_ms) = schedule.unzip();
     let view = Backup {
         name: name.clone(),
         volume,
-        at: ask.to,
+        at: to,
         host: None,
         state: BackupState::Shipping,
         begun_ms,
@@ -90,8 +128,9 @@ pub async fn create(cluster: &Arc<Cluster>, ask: NewBackup) -> Result<Backup, Pr
         shipped_bytes: 0,
         progress: None,
         problem: String::new(),
+        schedule,
     };
-    let record = BackupRecord { view: view.clone(), whole: ask.whole, asks: false };
+    let record = BackupRecord { view: view.clone(), whole, asks: false, schedule_made_ms };
     if !cluster.records.create_asked(&backup_key(&name), &record).await? {
         return Err(
             Problem::conflict(what, "another backup of it began in this second").next("try again")
@@ -125,7 +164,7 @@ pub async fn get(cluster: &Cluster, name: &BackupName) -> Result<Backup, Problem
 /// Deletes a backup in the background, with what no other one at its target needs. Or only forgets it: then what is at the target stays.
 ///
 /// # Errors
-/// `NotFound`; `Conflict` while it is shipped.
+/// `NotFound`; `Conflict` while it is shipped or read.
 pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Result<(), Problem> {
     let key = backup_key(name);
     let Some(mut record) = cluster.records.own::<BackupRecord>(&key).await? else {
@@ -138,6 +177,11 @@ pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Resul
             "it is being shipped",
         )
         .next("wait until it is complete, or has failed"));
+    }
+    if reading::is_read(name) {
+        let what = format!("can't delete backup {name}");
+        return Err(Problem::conflict(what, "it is being restored or verified")
+            .next("wait until that is over"));
     }
     if forget {
         return cluster.records.remove(&key).await;
@@ -169,6 +213,7 @@ pub async fn verify(
     ask: CheckBackup,
 ) -> Result<VerifiedBackup, Problem> {
     let (at, host) = place(cluster, name, ask.at, ask.host).await?;
+    let _reading = reading::begin(name);
     let host = reader(cluster, &at, host.as_ref()).await?;
     let ask = VerifyBackup { backup: name.clone(), at };
     host.volume.post_long("/v1/backups/verify", &ask, |_: Progress| {}).await

@@ -7,7 +7,7 @@ use perigee_model::job::ClusterVolume;
 use perigee_model::volume::{Progress, VolumeInfo};
 use perigee_model::{BackupName, LeaveSite, Problem, TenantName};
 
-use super::{place, reader};
+use super::{place, reader, reading};
 use crate::accounts;
 use crate::cluster::Cluster;
 use crate::storage::volumes;
@@ -23,6 +23,7 @@ pub async fn restore(
 ) -> Result<ClusterVolume, Problem> {
     let what = format!("can't restore backup {name} as volume {}", ask.volume);
     let (at, host) = place(cluster, name, ask.from, ask.host).await?;
+    let _reading = reading::begin(name);
     let host = reader(cluster, &at, host.as_ref()).await?;
     let all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &at).await?;
     let Some(found) = all.into_iter().find(|found| found.name == *name) else {
