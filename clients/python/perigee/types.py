@@ -79,8 +79,12 @@ class Backup(TypedDict):
     ended_ms: NotRequired[Union[int, None]]
     # The volume's home, which ships it; `None`: not asked yet.
     host: NotRequired[Union[HostId, None]]
-    # The volume's name and the time.
+    # The name of the volume or VM, and the time.
     name: BackupName
+    # The backup of a VM of which this one is a part.
+    part_of: NotRequired[Union[BackupName, None]]
+    # Of a VM: the backups of its other disks, which are made, restored and deleted with this one.
+    parts: NotRequired[List[BackupName]]
     # Why it failed, or what it waits for; else empty.
     problem: str
     # How far it is, while it is shipped.
@@ -95,7 +99,9 @@ class Backup(TypedDict):
     state: BackupState
     # When the volume was sealed for it; Unix time. It has what was written until then.
     taken_ms: NotRequired[Union[int, None]]
-    # The volume.
+    # The VM that it is of.
+    vm: NotRequired[Union[VmId, None]]
+    # The volume; of a VM its root disk.
     volume: VolumeName
 
 
@@ -134,7 +140,7 @@ class BackupSchedule(TypedDict):
     kept: int
     # The last backup that has failed, also before a later one that has not.
     last_failure: NotRequired[Union[BackupFailure, None]]
-    # When the volume was sealed for the newest complete backup; Unix time.
+    # When the disks were sealed for the newest complete backup; Unix time.
     last_success_ms: NotRequired[Union[int, None]]
     # When it was asked for first; Unix time.
     made_ms: int
@@ -149,8 +155,10 @@ class BackupSchedule(TypedDict):
     to: BackupTarget
     # The backup that is being shipped. No other one begins meanwhile.
     under_way: NotRequired[Union[BackupName, None]]
-    # The volume.
-    volume: VolumeName
+    # The VM; `None`: it is of a volume.
+    vm: NotRequired[Union[VmId, None]]
+    # The volume; `None`: it is of a VM.
+    volume: NotRequired[Union[VolumeName, None]]
 
 # The state of a backup.
 BackupState = Literal["shipping", "completed", "failed", "deleting"]
@@ -618,6 +626,9 @@ class FoundBackup(TypedDict):
     size_bytes: int
     # When the volume was sealed; Unix time.
     taken_ms: int
+    # The VM that it is of, without what may be secret; `None`: it is of a volume, or of one of a
+    # VM's other disks.
+    vm: NotRequired[Union[VmBackup, None]]
     # The volume that it is of; `None`: that can't be read.
     volume: NotRequired[Union[VolumeName, None]]
 
@@ -1830,29 +1841,33 @@ class NewAccessToken(TypedDict):
 
 
 class NewBackup(TypedDict):
-    """Asks for a backup of a volume."""
+    """Asks for a backup of a volume or of a VM."""
 
-    # A directory of the volume's home, or an S3 store.
+    # A directory of the home of each disk, or an S3 store.
     to: BackupTarget
-    # The volume. It may be in use.
-    volume: VolumeName
+    # The VM, which has no job. It may run.
+    vm: NotRequired[Union[VmId, None]]
+    # The volume. It may be in use. Either this or a VM is named.
+    volume: NotRequired[Union[VolumeName, None]]
     # Also what the target has already is shipped, for example because it was damaged there.
     whole: NotRequired[bool]
 
 
 class NewBackupSchedule(TypedDict):
-    """Asks for backups of a volume again and again. The same volume and target changes the
-    schedule that is there.
+    """Asks for backups of a volume or VM again and again. The same volume or VM with the same
+    target changes the schedule that is there.
     """
 
     # The time from one backup to the next, in seconds.
     every_s: int
     # Which complete backups of the schedule are kept, beside the newest one; none: all are.
     keep: NotRequired[List[KeepRule]]
-    # A directory of the volume's home, or an S3 store.
+    # A directory of the home of each disk, or an S3 store.
     to: BackupTarget
-    # The volume. It may be in use.
-    volume: VolumeName
+    # The VM, which has no job. It may run.
+    vm: NotRequired[Union[VmId, None]]
+    # The volume. It may be in use. Either this or a VM is named.
+    volume: NotRequired[Union[VolumeName, None]]
 
 
 class NewImage(TypedDict):
@@ -2581,6 +2596,20 @@ class RestoreVm(TypedDict):
     # For example a snapshot of this VM.
     image: ImageName
 
+# Asks for a new VM with what the backup of a VM has.
+RestoreVmBackup = TypedDict(
+    "RestoreVmBackup",
+    {
+        # Where the backup is; `None`: where the controller knows it.
+        "from": "NotRequired[Union[BackupTarget, None]]",
+        # The home of its disks; `None`: as for a volume.
+        "host": "NotRequired[Union[HostId, None]]",
+        # The new VM.
+        "vm": "VmId",
+    },
+)
+
+
 # What a user may do.
 Role = Literal["member", "operator", "admin"]
 
@@ -3097,6 +3126,24 @@ class Vm(TypedDict):
     volumes: List[VmVolume]
     # What it waits for: its guest, or a part of it, stands still.
     waits: List[Waiting]
+
+
+class VmBackup(TypedDict):
+    """What the backup of a VM has, beside the bytes of its root disk."""
+
+    # Its other disks, as far as they are in the backup.
+    parts: List[VmBackupPart]
+    # What makes such a VM.
+    vm: NewVm
+
+
+class VmBackupPart(TypedDict):
+    """One of a VM's other disks."""
+
+    # The backup of the volume, at the same target.
+    backup: BackupName
+    # The volume, as the VM names it.
+    volume: VolumeName
 
 
 class VmBalance(TypedDict):

@@ -53,6 +53,7 @@
 
 mod access;
 pub mod asked;
+mod declared;
 mod gang_traffic;
 mod kept;
 mod kind;
@@ -82,6 +83,7 @@ use serde::{Deserialize, Serialize};
 use crate::meter::Meter;
 
 pub use access::{Owned, Records};
+pub use declared::declared;
 pub use gang_traffic::Talk;
 pub use kept::{KEPT_DISKS, KeptUse, is_late, kept_disk_key, kept_use_key};
 pub use kind::{Gang, GangKeys, GangMoveRequest, Kind, Membership};

@@ -10,20 +10,24 @@ use utoipa::ToSchema;
 use crate::backup::BackupTarget;
 use crate::limits::{BACKUP_EVERY_S, BACKUP_PERIODS};
 use crate::units::format_time;
-use crate::{BackupName, Problem, ScheduleName, VolumeName};
+use crate::{BackupName, Problem, ScheduleName, VmId, VolumeName};
 
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
 /// The first day of Unix time was a Thursday.
 const DAYS_FROM_MONDAY: u64 = 3;
 
-/// Asks for backups of a volume again and again. The same volume and target changes the schedule that is there.
+/// Asks for backups of a volume or VM again and again. The same volume or VM with the same target changes the schedule that is there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewBackupSchedule {
-    /// The volume. It may be in use.
-    pub volume: VolumeName,
-    /// A directory of the volume's home, or an S3 store.
+    /// The volume. It may be in use. Either this or a VM is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<VolumeName>,
+    /// The VM, which has no job. It may run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<VmId>,
+    /// A directory of the home of each disk, or an S3 store.
     pub to: BackupTarget,
     /// The time from one backup to the next, in seconds.
     pub every_s: u64,
@@ -181,8 +185,10 @@ pub fn next_after(due_ms: u64, every_s: u64, now_ms: u64) -> u64 {
 pub struct BackupSchedule {
     /// The name of what it is of, and a number if there are several.
     pub name: ScheduleName,
-    /// The volume.
-    pub volume: VolumeName,
+    /// The volume; `None`: it is of a VM.
+    pub volume: Option<VolumeName>,
+    /// The VM; `None`: it is of a volume.
+    pub vm: Option<VmId>,
     /// Where its backups are.
     pub to: BackupTarget,
     /// The time from one backup to the next, in seconds.
@@ -195,7 +201,7 @@ pub struct BackupSchedule {
     pub next_ms: Option<u64>,
     /// The backup that is being shipped. No other one begins meanwhile.
     pub under_way: Option<BackupName>,
-    /// When the volume was sealed for the newest complete backup; Unix time.
+    /// When the disks were sealed for the newest complete backup; Unix time.
     pub last_success_ms: Option<u64>,
     /// The last backup that has failed, also before a later one that has not.
     pub last_failure: Option<BackupFailure>,
@@ -205,6 +211,17 @@ pub struct BackupSchedule {
     pub ended: String,
     /// What is wrong: why the last backup has failed, what the present one waits for, or why old ones can't be deleted. Empty: nothing.
     pub problem: String,
+}
+
+impl BackupSchedule {
+    /// In words what it is of.
+    pub fn of_in_words(&self) -> String {
+        match (&self.volume, &self.vm) {
+            (_, Some(vm)) => format!("VM {vm}"),
+            (Some(volume), None) => format!("volume {volume}"),
+            (None, None) => "nothing".to_owned(),
+        }
+    }
 }
 
 /// A backup that has failed.
@@ -279,7 +296,8 @@ mod tests {
     #[test]
     fn a_schedule_that_names_a_period_twice_is_refused() {
         let ask = |every_s, keep: &str| NewBackupSchedule {
-            volume: VolumeName::new("data").expect("a name"),
+            volume: Some(VolumeName::new("data").expect("a name")),
+            vm: None,
             to: BackupTarget { address: "/srv".to_owned(), endpoint: None },
             every_s,
             keep: rules(keep),

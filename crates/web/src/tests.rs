@@ -85,7 +85,7 @@ fn a_volume(name: &str, home: &str) -> ClusterVolume {
 
 fn a_schedule(volume: &str, problem: &str, ended: &str) -> BackupSchedule {
     read(json!({
-        "name": volume, "volume": volume, "to": {"address": "/srv/backups"}, "every_s": 3600, "keep": [], "made_ms": NOW_MS,
+        "name": volume, "volume": volume, "vm": null, "to": {"address": "/srv/backups"}, "every_s": 3600, "keep": [], "made_ms": NOW_MS,
         "next_ms": NOW_MS, "under_way": null, "last_success_ms": NOW_MS, "last_failure": null, "kept": 1, "ended": ended,
         "problem": problem
     }))

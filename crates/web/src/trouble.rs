@@ -210,7 +210,7 @@ fn of_replica(replica: &Replica, now_ms: u64) -> Option<Trouble> {
 }
 
 fn of_schedule(schedule: &BackupSchedule, now_ms: u64) -> Option<Trouble> {
-    let BackupSchedule { name, volume, to, .. } = schedule;
+    let BackupSchedule { name, volume, vm, to, .. } = schedule;
     let late_ms = schedule.every_s.saturating_mul(1000 * INTERVALS_LATE);
     let newest_ms = schedule.last_success_ms.unwrap_or(schedule.made_ms);
     let why = match (schedule.ended.as_str(), schedule.problem.as_str()) {
@@ -224,7 +224,7 @@ fn of_schedule(schedule: &BackupSchedule, now_ms: u64) -> Option<Trouble> {
     };
     let (what, next) = match schedule.ended.is_empty() {
         true => (
-            format!("the backups of volume {volume} to {} are behind", to.address),
+            format!("the backups of {} to {} are behind", schedule.of_in_words(), to.address),
             "perigee backup schedules; perigee backup list".to_owned(),
         ),
         false => (
@@ -232,7 +232,11 @@ fn of_schedule(schedule: &BackupSchedule, now_ms: u64) -> Option<Trouble> {
             format!("perigee backup unschedule {name}"),
         ),
     };
-    let href = page_of("volumes", volume);
+    let href = match (volume, vm) {
+        (_, Some(vm)) => page_of("vms", vm),
+        (Some(volume), None) => page_of("volumes", volume),
+        (None, None) => String::new(),
+    };
     Some(Trouble { tone: Tone::Warn, what, href, why, next })
 }
 

@@ -140,6 +140,7 @@ fn catalog_routes() -> Routes {
         .routes(routes!(backups::info, backups::delete))
         .routes(routes!(backups::verify))
         .routes(routes!(backups::restore))
+        .routes(routes!(backups::restore_vm))
         .routes(routes!(backups::look))
         .routes(routes!(backups::list_schedules, backups::set_schedule))
         .routes(routes!(backups::end_schedule))

@@ -173,6 +173,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "POST /v1/backups"
         | "POST /v1/backups/{backup}/verify"
         | "POST /v1/backups/{backup}/restore"
+        | "POST /v1/backups/{backup}/restore-vm"
         | "POST /v1/look-for-backups"
         | "POST /v1/backup-schedules"
         | "POST /v1/upgrade/finish"

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_model::backup::BackupState;
+use perigee_model::backup::{BackupOf, BackupState};
 use perigee_model::backup_schedule::{BackupFailure, kept, next_after};
 use perigee_model::{BackupName, Problem, ProblemKind};
 
 use super::schedules::{SCHEDULES, ScheduleRecord, TURN, records, schedule_key};
-use super::{BACKUPS_PREFIX, BackupRecord, Begin, backup_key, begin, delete, reading};
+use super::{BACKUPS_PREFIX, BackupRecord, Begin, backup_key, begin, delete, reading, vm};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::tasks::Task;
@@ -144,11 +144,10 @@ impl Look<'_, '_> {
         let view = &self.record.view;
         let due_ms = view.next_ms.filter(|due_ms| *due_ms <= self.now_ms);
         let (Some(due_ms), None) = (due_ms, &view.under_way) else { return Ok(()) };
-        let key = volume_key(&view.volume);
-        if self.cluster.records.read::<VolumeRecord>(&key).await?.is_none() {
-            self.record.end_without_volume();
+        let Some(of) = self.of().await? else {
+            self.record.end_without_its_thing();
             return Ok(());
-        }
+        };
         self.record.view.next_ms = Some(next_after(due_ms, self.record.view.every_s, self.now_ms));
         let own = self.own().await?;
         // One that was begun by a controller that was killed before this record said so.
@@ -160,7 +159,7 @@ impl Look<'_, '_> {
         self.forget_failed(&own).await?;
         let view = &self.record.view;
         let new = Begin {
-            volume: view.volume.clone(),
+            of,
             to: view.to.clone(),
             whole: false,
             schedule: Some((view.name.clone(), view.made_ms)),
@@ -176,12 +175,29 @@ impl Look<'_, '_> {
         Ok(())
     }
 
-    /// Of backups that were never complete, only the last ones stay listed. Nothing is asked of the target: it may be away.
+    /// What is backed up, if it is still there.
+    async fn of(&self) -> Result<Option<BackupOf>, Problem> {
+        let view = &self.record.view;
+        if let Some(vm) = &view.vm {
+            let record = vm::find(self.cluster, vm).ok();
+            let is_it = record.map(|record| record.job.submitted_ms) == self.record.vm_made_ms;
+            return Ok(is_it.then(|| BackupOf::Vm(vm.clone())));
+        }
+        let Some(volume) = &view.volume else { return Ok(None) };
+        let record: Option<VolumeRecord> = self.cluster.records.read(&volume_key(volume)).await?;
+        Ok(record.map(|record| BackupOf::Volume(record.name)))
+    }
+
+    /// Of backups that were never complete, only the last ones stay listed. Of a volume's, nothing is asked of the target: it may be away.
     async fn forget_failed(&self, own: &[BackupRecord]) -> Result<(), Problem> {
         let mut failed: Vec<&BackupRecord> = own.iter().filter(|one| has_failed(one)).collect();
         failed.sort_by_key(|backup| std::cmp::Reverse(backup.view.begun_ms));
         for backup in failed.into_iter().skip(FAILED_MAX) {
-            self.cluster.records.remove(&backup_key(&backup.view.name)).await?;
+            let name = &backup.view.name;
+            // Of a VM, some disks may be at the target.
+            if let Err(problem) = delete(self.cluster, name, backup.view.parts.is_empty()).await {
+                tracing::warn!(%problem, "backup {name} stays listed");
+            }
         }
         Ok(())
     }
@@ -200,9 +216,7 @@ impl Look<'_, '_> {
         }
         for backup in not_kept {
             let name = &backup.view.name;
-            // Nothing of it can be at the target if no host was asked for it.
-            let forget = backup.view.host.is_none();
-            if let Err(problem) = delete(self.cluster, name, forget).await {
+            if let Err(problem) = delete(self.cluster, name, false).await {
                 tracing::warn!(%problem, "backup {name} is deleted later");
             }
         }

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use perigee_model::backup::BackupState;
+use perigee_model::backup::{BackupOf, BackupState};
 use perigee_model::backup_schedule::{BackupSchedule, NewBackupSchedule};
 use perigee_model::limits::BACKUP_SCHEDULES;
 use perigee_model::{BackupName, Problem, ScheduleName, VolumeName};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
-use super::{BACKUPS_PREFIX, BackupRecord, check_listed};
+use super::{BACKUPS_PREFIX, BackupRecord, check_listed, vm};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::storage::volumes;
@@ -23,6 +23,8 @@ pub struct ScheduleRecord {
     pub newest: Option<BackupName>,
     /// Since when there may be backups that are not kept; Unix time.
     pub prune_since_ms: Option<u64>,
+    /// When the VM was made, which may have been followed by another one of that name; Unix time.
+    pub vm_made_ms: Option<u64>,
 }
 
 impl ScheduleRecord {
@@ -40,12 +42,10 @@ impl ScheduleRecord {
         self.prune_since_ms = None;
     }
 
-    /// As [`Self::end`], because the volume is gone.
-    pub fn end_without_volume(&mut self) {
-        let volume = &self.view.volume;
-        self.end(format!(
-            "volume {volume} was deleted; its backups stay until somebody deletes them"
-        ));
+    /// As [`Self::end`], because the volume or VM is gone.
+    pub fn end_without_its_thing(&mut self) {
+        let of = self.view.of_in_words();
+        self.end(format!("{of} was deleted; its backups stay until somebody deletes them"));
     }
 }
 
@@ -68,22 +68,28 @@ pub async fn records(cluster: &Cluster) -> Result<Vec<ScheduleRecord>, Problem> 
     cluster.records.list(SCHEDULES).await
 }
 
-/// Makes a schedule, whose first backup is due at once, or changes the one of the same volume and target.
+/// Makes a schedule, whose first backup is due at once, or changes the one of the same volume or VM with the same target.
 ///
 /// # Errors
-/// `NotFound` if there is no such volume; `Conflict` if it is a job's own; `Invalid` for what can't be a schedule.
+/// `NotFound` if there is no such volume or VM; `Conflict` if it is a job's own; `Invalid` for what can't be a schedule.
 pub async fn set(
     cluster: &Arc<Cluster>,
     ask: NewBackupSchedule,
 ) -> Result<BackupSchedule, Problem> {
-    let what = format!("can't back up volume {} by a schedule", ask.volume);
+    let of = BackupOf::one(ask.volume.clone(), ask.vm.clone())?;
+    let what = format!("can't back up {of} by a schedule");
     ask.check(&what)?;
-    volumes::find(cluster, &ask.volume).await?;
+    if let BackupOf::Volume(volume) = &of {
+        volumes::find(cluster, volume).await?;
+    }
     let _turn = TURN.lock().await;
     // From here on nobody asks a host: whoever deletes the volume ends its schedules, before or after this.
-    check_listed(cluster, &what, &ask.volume).await?;
+    check_listed(cluster, &what, &of).await?;
     let all = records(cluster).await?;
-    let is_of_same = |one: &&ScheduleRecord| one.view.volume == ask.volume && one.view.to == ask.to;
+    let is_of_same = |one: &&ScheduleRecord| {
+        let view = &one.view;
+        view.volume == ask.volume && view.vm == ask.vm && view.to == ask.to
+    };
     if let Some(there) = all.iter().find(is_of_same) {
         if there.view.ended.is_empty() {
             return change(cluster, &there.view.name, ask).await;
@@ -93,10 +99,15 @@ pub async fn set(
     BACKUP_SCHEDULES
         .check(all.len() + 1)
         .map_err(|error| error.problem(&what).next("end others: perigee backup unschedule NAME"))?;
+    let vm_made_ms = match &of {
+        BackupOf::Volume(_) => None,
+        BackupOf::Vm(name) => Some(vm::find(cluster, name)?.job.submitted_ms),
+    };
     let made_ms = now_ms();
     let view = BackupSchedule {
-        name: free_name(&what, &ask.volume, &all)?,
+        name: free_name(&what, of.name(), &all)?,
         volume: ask.volume,
+        vm: ask.vm,
         to: ask.to,
         every_s: ask.every_s,
         keep: ask.keep,
@@ -109,7 +120,8 @@ pub async fn set(
         ended: String::new(),
         problem: String::new(),
     };
-    let record = ScheduleRecord { view: view.clone(), newest: None, prune_since_ms: None };
+    let record =
+        ScheduleRecord { view: view.clone(), newest: None, prune_since_ms: None, vm_made_ms };
     cluster.records.put(&schedule_key(&view.name), &record).await?;
     Ok(view)
 }
@@ -131,16 +143,11 @@ async fn change(
     Ok(shown(record.value, &backups))
 }
 
-/// The volume's name, or with a number if there is a schedule of that name.
-fn free_name(
-    what: &str,
-    volume: &VolumeName,
-    all: &[ScheduleRecord],
-) -> Result<ScheduleName, Problem> {
+/// The name of what is backed up, or with a number if there is a schedule of that name.
+fn free_name(what: &str, of: &str, all: &[ScheduleRecord]) -> Result<ScheduleName, Problem> {
     let is_free = |name: &String| all.iter().all(|one| one.view.name.as_str() != name);
-    let mut names = std::iter::once(volume.to_string())
-        .chain((2..).map(|number: u32| format!("{volume}-{number}")));
-    let name = names.find(is_free).unwrap_or_default();
+    let numbered = (2..).map(|number: u32| format!("{of}-{number}"));
+    let name = std::iter::once(of.to_owned()).chain(numbered).find(is_free).unwrap_or_default();
     ScheduleName::new(name).map_err(|error| Problem::invalid(what, error))
 }
 
@@ -160,15 +167,20 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<BackupSchedule>, Problem> {
 fn shown(record: ScheduleRecord, backups: &[BackupRecord]) -> BackupSchedule {
     let own = || backups.iter().filter(|backup| record.has_begun(backup));
     let kept = own().filter(|backup| backup.view.state == BackupState::Completed).count();
-    let waits = own()
-        .find(|backup| backup.view.state == BackupState::Shipping)
-        .map(|backup| backup.view.problem.clone());
+    let is_under_way =
+        |name: Option<&BackupName>| name.is_some() && name == record.view.under_way.as_ref();
+    let waits = backups.iter().filter(|backup| {
+        let view = &backup.view;
+        let is_its = is_under_way(Some(&view.name)) || is_under_way(view.part_of.as_ref());
+        is_its && view.state == BackupState::Shipping
+    });
+    let waits = waits.map(|backup| backup.view.problem.clone());
     let is_stuck = |backup: &&BackupRecord| {
         let is_old = backup.view.taken_ms.is_some();
         is_old && matches!(backup.view.state, BackupState::Deleting | BackupState::Failed)
     };
     let stuck = own().filter(is_stuck).map(|backup| backup.view.problem.clone());
-    let mut problems = waits.into_iter().chain([record.view.problem.clone()]).chain(stuck);
+    let mut problems = waits.chain([record.view.problem.clone()]).chain(stuck);
     let problem = problems.find(|problem| !problem.is_empty()).unwrap_or_default();
     let kept = u64::try_from(kept).unwrap_or(u64::MAX);
     BackupSchedule { kept, problem, ..record.view }
@@ -198,12 +210,12 @@ fn unknown(name: &ScheduleName) -> Problem {
 pub async fn end_of_volume(cluster: &Cluster, volume: &VolumeName) -> Result<(), Problem> {
     let _turn = TURN.lock().await;
     for found in records(cluster).await? {
-        if found.view.volume != *volume || !found.view.ended.is_empty() {
+        if found.view.volume.as_ref() != Some(volume) || !found.view.ended.is_empty() {
             continue;
         }
         let key = schedule_key(&found.view.name);
         let Some(mut record) = cluster.records.own::<ScheduleRecord>(&key).await? else { continue };
-        record.value.end_without_volume();
+        record.value.end_without_its_thing();
         record.save().await?;
     }
     Ok(())
