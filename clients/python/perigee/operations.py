@@ -26,13 +26,27 @@ class Operations:
 class Backups(Operations):
     """`/v1` of the API: backups."""
 
+    def list_schedules(self) -> List[types.BackupSchedule]:
+        """The schedules of backups."""
+        return self._client._ask("GET", "/v1/backup-schedules")
+
+    def set_schedule(self, body: types.NewBackupSchedule) -> types.BackupSchedule:
+        """Backs up a volume or a VM again and again, from now on; the answer comes at once. The
+        same volume or VM with the same target changes the schedule that is there.
+        """
+        return self._client._ask("POST", "/v1/backup-schedules", body=body)
+
+    def end_schedule(self, schedule: str) -> None:
+        """Ends a schedule. Its backups stay, and one that is under way goes on."""
+        self._client._ask("DELETE", f"/v1/backup-schedules/{_part(schedule)}")
+
     def list(self) -> List[types.Backup]:
         """The backups that the controller knows, complete or not."""
         return self._client._ask("GET", "/v1/backups")
 
     def create(self, body: types.NewBackup, *, request_key: Optional[str] = None) -> types.Backup:
-        """Begins a backup of a volume, which may be in use; the answer comes at once. Only what
-        the target does not have is shipped.
+        """Begins a backup of a volume or of a VM, which may be in use; the answer comes at once.
+        Only what the target does not have is shipped.
 
         A lost answer is asked for again, with the same key: one thing is made.
         """
@@ -72,6 +86,12 @@ class Backups(Operations):
             creates=True,
             request_key=request_key,
         )
+
+    def restore_vm(self, backup: str, body: types.RestoreVmBackup) -> types.Vm:
+        """Makes a new VM of a backup of one, with new disks, which does not run. The answer
+        comes when it is there.
+        """
+        return self._client._ask("POST", f"/v1/backups/{_part(backup)}/restore-vm", body=body)
 
     def verify(self, backup: str, body: types.CheckBackup) -> types.VerifiedBackup:
         """Reads all of a backup, and says what is missing or damaged. Without a target in the

@@ -79,12 +79,18 @@ class Backup(TypedDict):
     ended_ms: NotRequired[Union[int, None]]
     # The volume's home, which ships it; `None`: not asked yet.
     host: NotRequired[Union[HostId, None]]
-    # The volume's name and the time.
+    # The name of the volume or VM, and the time.
     name: BackupName
+    # The backup of a VM of which this one is a part.
+    part_of: NotRequired[Union[BackupName, None]]
+    # Of a VM: the backups of its other disks, which are made, restored and deleted with this one.
+    parts: NotRequired[List[BackupName]]
     # Why it failed, or what it waits for; else empty.
     problem: str
     # How far it is, while it is shipped.
     progress: NotRequired[Union[BackupProgress, None]]
+    # The schedule that has begun it; `None`: a person has.
+    schedule: NotRequired[Union[ScheduleName, None]]
     # What was sent to the target for it.
     shipped_bytes: int
     # The size of the volume's disk.
@@ -93,8 +99,19 @@ class Backup(TypedDict):
     state: BackupState
     # When the volume was sealed for it; Unix time. It has what was written until then.
     taken_ms: NotRequired[Union[int, None]]
-    # The volume.
+    # The VM that it is of.
+    vm: NotRequired[Union[VmId, None]]
+    # The volume; of a VM its root disk.
     volume: VolumeName
+
+
+class BackupFailure(TypedDict):
+    """A backup that has failed."""
+
+    # When; Unix time.
+    at_ms: int
+    # Why.
+    why: str
 
 # A backup: the full name of what it is of, and the time.
 BackupName = str
@@ -108,6 +125,40 @@ class BackupProgress(TypedDict):
     # The data of the layers that are shipped, as far as they are known. What the target has of them
     # already is not put again.
     total_bytes: int
+
+
+class BackupSchedule(TypedDict):
+    """A schedule of backups."""
+
+    # Why it has ended; empty: it goes on.
+    ended: str
+    # The time from one backup to the next, in seconds.
+    every_s: int
+    # Which complete backups are kept, beside the newest one; none: all are.
+    keep: List[KeepRule]
+    # How many complete backups it has.
+    kept: int
+    # The last backup that has failed, also before a later one that has not.
+    last_failure: NotRequired[Union[BackupFailure, None]]
+    # When the disks were sealed for the newest complete backup; Unix time.
+    last_success_ms: NotRequired[Union[int, None]]
+    # When it was asked for first; Unix time.
+    made_ms: int
+    # The name of what it is of, and a number if there are several.
+    name: ScheduleName
+    # When the next backup is due; Unix time. `None`: it has ended.
+    next_ms: NotRequired[Union[int, None]]
+    # What is wrong: why the last backup has failed, what the present one waits for, or why old ones
+    # can't be deleted. Empty: nothing.
+    problem: str
+    # Where its backups are.
+    to: BackupTarget
+    # The backup that is being shipped. No other one begins meanwhile.
+    under_way: NotRequired[Union[BackupName, None]]
+    # The VM; `None`: it is of a volume.
+    vm: NotRequired[Union[VmId, None]]
+    # The volume; `None`: it is of a VM.
+    volume: NotRequired[Union[VolumeName, None]]
 
 # The state of a backup.
 BackupState = Literal["shipping", "completed", "failed", "deleting"]
@@ -575,6 +626,9 @@ class FoundBackup(TypedDict):
     size_bytes: int
     # When the volume was sealed; Unix time.
     taken_ms: int
+    # The VM that it is of, without what may be secret; `None`: it is of a volume, or of one of a
+    # VM's other disks.
+    vm: NotRequired[Union[VmBackup, None]]
     # The volume that it is of; `None`: that can't be read.
     volume: NotRequired[Union[VolumeName, None]]
 
@@ -1184,6 +1238,18 @@ class JobVolume(TypedDict):
     volume: VolumeName
 
 
+class KeepRule(TypedDict):
+    """For each of the last so many periods that have a backup, the newest one in it is kept."""
+
+    # How many periods.
+    count: int
+    # What kind of period.
+    unit: KeepUnit
+
+# A period of the calendar, in UTC. A week begins on Monday.
+KeepUnit = Literal["hour", "day", "week", "month", "year"]
+
+
 class KeptDisk(TypedDict):
     """The disk of a rented host's pool, kept at the provider while no host is rented at its
     site.
@@ -1775,14 +1841,33 @@ class NewAccessToken(TypedDict):
 
 
 class NewBackup(TypedDict):
-    """Asks for a backup of a volume."""
+    """Asks for a backup of a volume or of a VM."""
 
-    # A directory of the volume's home, or an S3 store.
+    # A directory of the home of each disk, or an S3 store.
     to: BackupTarget
-    # The volume. It may be in use.
-    volume: VolumeName
+    # The VM, which has no job. It may run.
+    vm: NotRequired[Union[VmId, None]]
+    # The volume. It may be in use. Either this or a VM is named.
+    volume: NotRequired[Union[VolumeName, None]]
     # Also what the target has already is shipped, for example because it was damaged there.
     whole: NotRequired[bool]
+
+
+class NewBackupSchedule(TypedDict):
+    """Asks for backups of a volume or VM again and again. The same volume or VM with the same
+    target changes the schedule that is there.
+    """
+
+    # The time from one backup to the next, in seconds.
+    every_s: int
+    # Which complete backups of the schedule are kept, beside the newest one; none: all are.
+    keep: NotRequired[List[KeepRule]]
+    # A directory of the home of each disk, or an S3 store.
+    to: BackupTarget
+    # The VM, which has no job. It may run.
+    vm: NotRequired[Union[VmId, None]]
+    # The volume. It may be in use. Either this or a VM is named.
+    volume: NotRequired[Union[VolumeName, None]]
 
 
 class NewImage(TypedDict):
@@ -2511,6 +2596,20 @@ class RestoreVm(TypedDict):
     # For example a snapshot of this VM.
     image: ImageName
 
+# Asks for a new VM with what the backup of a VM has.
+RestoreVmBackup = TypedDict(
+    "RestoreVmBackup",
+    {
+        # Where the backup is; `None`: where the controller knows it.
+        "from": "NotRequired[Union[BackupTarget, None]]",
+        # The home of its disks; `None`: as for a volume.
+        "host": "NotRequired[Union[HostId, None]]",
+        # The new VM.
+        "vm": "VmId",
+    },
+)
+
+
 # What a user may do.
 Role = Literal["member", "operator", "admin"]
 
@@ -2543,6 +2642,9 @@ class Sample(TypedDict):
     progress: NotRequired[Union[float, None]]
     # CPU time of all its vCPUs.
     vcpu_ms: int
+
+# A schedule of backups: the full name of what it is of, and a number if there are several.
+ScheduleName = str
 
 
 class Score(TypedDict):
@@ -3024,6 +3126,24 @@ class Vm(TypedDict):
     volumes: List[VmVolume]
     # What it waits for: its guest, or a part of it, stands still.
     waits: List[Waiting]
+
+
+class VmBackup(TypedDict):
+    """What the backup of a VM has, beside the bytes of its root disk."""
+
+    # Its other disks, as far as they are in the backup.
+    parts: List[VmBackupPart]
+    # What makes such a VM.
+    vm: NewVm
+
+
+class VmBackupPart(TypedDict):
+    """One of a VM's other disks."""
+
+    # The backup of the volume, at the same target.
+    backup: BackupName
+    # The volume, as the VM names it.
+    volume: VolumeName
 
 
 class VmBalance(TypedDict):

@@ -19,6 +19,7 @@
 //! | `replicas/VOLUME/SITE` | [`crate::storage::replicas::ReplicaRecord`] | the replica's driver |
 //! | `intents/replicas/VOLUME/SITE` | [`crate::storage::replicas::ReplicaIntent`] | the API |
 //! | `backups/BACKUP` | [`crate::storage::backups::BackupRecord`] | the API makes and removes it; else the backup's driver |
+//! | `backup_schedules/SCHEDULE` | [`crate::storage::backups::schedules::ScheduleRecord`] | the API makes, changes and removes it, and ends those of a deleted volume; else the task for schedules. One at a time |
 //! | `let_in/HOST` | which hosts a home lets in because they say that they have a volume attached, without a VM | [`crate::admissions::keep`] |
 //! | `promotions/VOLUME` | a promotion of a replica that is not over | the promotion |
 //! | `superseded/HOST/VOLUME/INCARNATION` | what a host that has the volume no more is to be told | the promotion |
@@ -52,6 +53,7 @@
 
 mod access;
 pub mod asked;
+mod declared;
 mod gang_traffic;
 mod kept;
 mod kind;
@@ -81,6 +83,7 @@ use serde::{Deserialize, Serialize};
 use crate::meter::Meter;
 
 pub use access::{Owned, Records, state_problem};
+pub use declared::declared;
 pub use gang_traffic::Talk;
 pub use kept::{KEPT_DISKS, KeptUse, is_late, kept_disk_key, kept_use_key};
 pub use kind::{Gang, GangKeys, GangMoveRequest, Kind, Membership};

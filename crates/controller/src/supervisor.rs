@@ -174,6 +174,7 @@ impl Supervisor {
         supervisor.keep_running("the keeping of disks", rentals::keep_disks);
         supervisor.keep_running("the renting of hosts", rentals::rent_by_itself);
         supervisor.keep_running("the promotion of replicas", replicas::run);
+        supervisor.keep_running("the schedules of backups", backups::run);
         supervisor.keep_running("the shadows of volumes", left_behind::run);
         supervisor.keep_running("imports whose answer was lost", images::finish_imports);
         supervisor.keep_running("the letting in of hosts to volumes", admissions::keep);

@@ -5,6 +5,7 @@ pub mod attachments;
 pub mod change;
 pub mod console;
 pub mod exec;
+pub mod from_backup;
 pub mod guest;
 pub mod guest_files;
 pub mod live;

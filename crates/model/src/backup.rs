@@ -3,6 +3,7 @@
 //! | at a volume server | body | answer |
 //! |---|---|---|
 //! | `POST /volumes/{volume}/backup` | [`ShipBackup`] | lines of `Step` of [`ShippedBackup`]; it is stopped when the client leaves, and goes on where it was when it is asked for again |
+//! | `POST /backups/seal` | [`SealForBackup`] | [`SealedForBackup`] of each volume, in their order, all of one moment |
 //! | `POST /volumes/{volume}/backup/end` | [`BackupTarget`] | its backup to the target is given up: nothing is kept for it, except what the next one stands on |
 //! | `POST /volumes/{volume}/restore` | [`RestoreVolume`] | lines of `Step` of `VolumeInfo`; it is stopped when the client leaves |
 //! | `POST /backups/list` | [`BackupTarget`] | [`FoundBackup`] of each |
@@ -11,10 +12,15 @@
 //!
 //! What is at a target: `docs/dev/backup.md`.
 
+use std::fmt;
+
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use crate::{BackupName, HostId, LeaveSite, Problem, TenantName, VolumeName};
+use crate::persistent_vm::NewVm;
+use crate::{
+    BackupName, HostId, LayerId, LeaveSite, Problem, ScheduleName, TenantName, VmId, VolumeName,
+};
 
 const S3: &str = "s3://";
 
@@ -60,19 +66,71 @@ impl BackupTarget {
         }
     }
 
+    /// As the home of a VM's disk names what it keeps for the VM's backups. A backup of the volume alone to the same target has layers of its own.
+    #[must_use]
+    pub fn of_vms(&self) -> Self {
+        Self { address: format!("vm:{}", self.address), endpoint: self.endpoint.clone() }
+    }
+
     /// Whether it is an S3 store.
     pub fn is_s3(&self) -> bool {
         self.address.starts_with(S3)
     }
 }
 
-/// Asks for a backup of a volume.
+/// What a backup is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackupOf {
+    /// A volume.
+    Volume(VolumeName),
+    /// A VM without a job: its root disk, and the volumes that it writes.
+    Vm(VmId),
+}
+
+impl BackupOf {
+    /// The one of both that is named.
+    ///
+    /// # Errors
+    /// `Invalid` if both are, or none.
+    pub fn one(volume: Option<VolumeName>, vm: Option<VmId>) -> Result<Self, Problem> {
+        match (volume, vm) {
+            (Some(volume), None) => Ok(Self::Volume(volume)),
+            (None, Some(vm)) => Ok(Self::Vm(vm)),
+            _ => {
+                Err(Problem::invalid("can't make a backup", "name a volume or a VM, and one only"))
+            }
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Volume(volume) => volume.as_str(),
+            Self::Vm(vm) => vm.as_str(),
+        }
+    }
+}
+
+impl fmt::Display for BackupOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Volume(volume) => write!(f, "volume {volume}"),
+            Self::Vm(vm) => write!(f, "VM {vm}"),
+        }
+    }
+}
+
+/// Asks for a backup of a volume or of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewBackup {
-    /// The volume. It may be in use.
-    pub volume: VolumeName,
-    /// A directory of the volume's home, or an S3 store.
+    /// The volume. It may be in use. Either this or a VM is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<VolumeName>,
+    /// The VM, which has no job. It may run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<VmId>,
+    /// A directory of the home of each disk, or an S3 store.
     pub to: BackupTarget,
     /// Also what the target has already is shipped, for example because it was damaged there.
     #[serde(default)]
@@ -96,10 +154,19 @@ pub enum BackupState {
 /// A backup of a volume, as the controller knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Backup {
-    /// The volume's name and the time.
+    /// The name of the volume or VM, and the time.
     pub name: BackupName,
-    /// The volume.
+    /// The volume; of a VM its root disk.
     pub volume: VolumeName,
+    /// The VM that it is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<VmId>,
+    /// Of a VM: the backups of its other disks, which are made, restored and deleted with this one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<BackupName>,
+    /// The backup of a VM of which this one is a part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_of: Option<BackupName>,
     /// Where it is.
     pub at: BackupTarget,
     /// The volume's home, which ships it; `None`: not asked yet.
@@ -122,6 +189,9 @@ pub struct Backup {
     pub progress: Option<BackupProgress>,
     /// Why it failed, or what it waits for; else empty.
     pub problem: String,
+    /// The schedule that has begun it; `None`: a person has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleName>,
 }
 
 /// How far a backup is.
@@ -140,6 +210,18 @@ pub struct RestoreBackup {
     /// The new volume.
     pub volume: VolumeName,
     /// Its home; `None`: the host that has shipped the backup, or for an S3 store the host with the most room.
+    pub host: Option<HostId>,
+    /// Where the backup is; `None`: where the controller knows it.
+    pub from: Option<BackupTarget>,
+}
+
+/// Asks for a new VM with what the backup of a VM has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RestoreVmBackup {
+    /// The new VM.
+    pub vm: VmId,
+    /// The home of its disks; `None`: as for a volume.
     pub host: Option<HostId>,
     /// Where the backup is; `None`: where the controller knows it.
     pub from: Option<BackupTarget>,
@@ -180,6 +262,49 @@ pub struct FoundBackup {
     pub data_bytes: u64,
     /// Why it can't be read; else empty.
     pub problem: String,
+    /// The VM that it is of, without what may be secret; `None`: it is of a volume, or of one of a VM's other disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<Box<VmBackup>>,
+}
+
+/// What the backup of a VM has, beside the bytes of its root disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmBackup {
+    /// What makes such a VM.
+    pub vm: NewVm,
+    /// Its other disks, as far as they are in the backup.
+    pub parts: Vec<VmBackupPart>,
+}
+
+/// One of a VM's other disks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmBackupPart {
+    /// The volume, as the VM names it.
+    pub volume: VolumeName,
+    /// The backup of the volume, at the same target.
+    pub backup: BackupName,
+}
+
+/// Seals volumes of one home for the backup of a VM, all at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealForBackup {
+    /// The volumes.
+    pub volumes: Vec<VolumeName>,
+    /// The target.
+    pub to: BackupTarget,
+    /// The present time by the controller's clock; Unix time.
+    pub now_ms: u64,
+}
+
+/// A layer that was sealed for a backup before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealedForBackup {
+    /// The layer.
+    pub layer: LayerId,
+    /// The size of the volume's disk at that moment.
+    pub size_bytes: u64,
+    /// When; Unix time.
+    pub taken_ms: u64,
 }
 
 /// Has a volume's home ship a backup.
@@ -195,6 +320,12 @@ pub struct ShipBackup {
     pub is_known: bool,
     /// As in [`NewBackup`].
     pub whole: bool,
+    /// What was sealed for it ([`SealForBackup`]); `None`: the volume is sealed now.
+    #[serde(default)]
+    pub sealed: Option<SealedForBackup>,
+    /// Of a VM's root disk: what else the backup has.
+    #[serde(default)]
+    pub vm: Option<Box<VmBackup>>,
 }
 
 /// A backup that is complete.

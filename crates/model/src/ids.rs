@@ -159,6 +159,8 @@ name_type!(check_word /// A machine that boots from a volume of a pool.
     ClientName);
 name_type!(check_full /// A backup: the full name of what it is of, and the time.
     BackupName);
+name_type!(check_full /// A schedule of backups: the full name of what it is of, and a number if there are several.
+    ScheduleName);
 name_type!(check_full /// A job, `NAME-NNNN`: the full name of the job file's job and a number.
     JobId);
 name_type!(check_full /// A virtual machine.
@@ -171,7 +173,7 @@ name_type!(check_full /// One attempt to move a VM.
 name_type!(check_full /// The full name of a network.
     NetworkName);
 
-owned!(BackupName VolumeName ImageName JobId VmId NetworkName);
+owned!(BackupName ScheduleName VolumeName ImageName JobId VmId NetworkName);
 
 impl Default for TenantName {
     /// Who has what nobody else was named for.

@@ -7,7 +7,7 @@
 //! | What do the daemons say to each other? | `volume.rs`, `vm.rs`, `job.rs`, `controller/openapi.json` |
 //! | What do host and guest say to each other? | `guest.rs` |
 //! | Which state follows which event? | `states.rs`; of a VM that migrates: `switchover.rs` |
-//! | What is a backup, and where is it? | `backup.rs` |
+//! | What is a backup, and where is it? | `backup.rs`; which backups of a schedule are kept, and when the next one is due: `backup_schedule.rs` |
 //! | Which fields has a job file? | `job_file.rs` |
 //! | How many CPUs, how long a name, how large a volume: where are the limits? | `limits.rs`; which of them a job and a VM have: `spec.rs` |
 //! | How does a VM live without a job: what is wanted of it, and what happens next? | `persistent_vm.rs` (the decisions), `controller/src/jobs/persistent_vm.rs` (what its driver does), `controller/src/vms/persistent.rs` (what people ask for), `controller/src/vms/change.rs` (while it is off) |
@@ -53,6 +53,7 @@
 pub mod amounts;
 pub mod auto_mode;
 pub mod backup;
+pub mod backup_schedule;
 pub mod balance;
 pub mod budget;
 pub mod client;
@@ -118,8 +119,8 @@ pub use disk_role::DiskRole;
 pub use host_rules::HostRules;
 pub use ids::{
     BackupName, BadName, ClientName, Epoch, GroupName, HostId, ImageName, Incarnation, JobId,
-    LayerId, MigrationId, NetworkName, OwnerName, RentalId, SiteId, TenantName, UserName, VmId,
-    VolumeName,
+    LayerId, MigrationId, NetworkName, OwnerName, RentalId, ScheduleName, SiteId, TenantName,
+    UserName, VmId, VolumeName,
 };
 pub use leave_site::LeaveSite;
 pub use problem::{Problem, ProblemKind};

@@ -104,6 +104,18 @@ pub static TENANT_NAME_BYTES: Limit =
 /// Backups that the controller knows. They are listed at once.
 pub static BACKUPS: Limit = Limit::new("the number of backups", Unit::Count, 0, 10_000);
 
+/// Schedules of backups. They are looked at all the time.
+pub static BACKUP_SCHEDULES: Limit =
+    Limit::new("the number of schedules of backups", Unit::Count, 0, 1000);
+
+/// Time between two backups of a schedule. Each seals the volume's head.
+pub static BACKUP_EVERY_S: Limit =
+    Limit::new("the time between two backups of a schedule", Unit::Seconds, 60, 366 * 24 * 3600);
+
+/// Periods of one kind for each of which a schedule keeps a backup.
+pub static BACKUP_PERIODS: Limit =
+    Limit::new("the number of periods for which backups are kept", Unit::Count, 1, 10_000);
+
 /// The key that a client gives a request (`Idempotency-Key`).
 pub static REQUEST_KEY_BYTES: Limit =
     Limit::new("the length of an Idempotency-Key", Unit::TextBytes, 1, 255);

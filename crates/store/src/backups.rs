@@ -47,6 +47,40 @@ impl Pool {
         self.seal_in_use(&what, name, Some(pin), guard).await
     }
 
+    /// Seals what volumes have at one moment, and keeps their layers for backups to this target. Returns the topmost sealed layer of each, for
+    /// [`Self::sealed_before`], and the size of its disk.
+    ///
+    /// # Errors
+    /// As [`Self::seal_backup`], of any of them.
+    pub async fn seal_backups(
+        self: &Arc<Self>,
+        names: &[VolumeName],
+        target: &str,
+        leaves_site: bool,
+    ) -> Result<Vec<(LayerId, u64)>, Problem> {
+        let all = names.iter().map(VolumeName::as_str).collect::<Vec<_>>().join(", ");
+        let what = format!("can't seal what volumes {all} have for a backup to {target}");
+        let pin = Pin { keeper: keeper(target), leaves_site };
+        self.seal_together(&what, names, &pin).await
+    }
+
+    /// What a volume had when this was its topmost sealed layer. The size is that of now.
+    ///
+    /// # Errors
+    /// A conflict if the layer is not the volume's any more.
+    pub async fn sealed_before(
+        self: &Arc<Self>,
+        name: &VolumeName,
+        layer: LayerId,
+    ) -> Result<SealedReplica, Problem> {
+        let name = name.clone();
+        self.run(move |pool| {
+            let what = format!("can't back up what volume {name} had");
+            pool.layers_sealed_before(&what, &name, layer)
+        })
+        .await
+    }
+
     /// The target has this layer, and what is below it. Only this layer stays for the next backup.
     ///
     /// # Errors

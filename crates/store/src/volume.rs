@@ -20,6 +20,7 @@ use perigee_block::locking::{lock, read, write};
 use perigee_model::switchover::EpochRefused;
 use perigee_model::volume::{BLOCK_BYTES, EpochChange, EpochIssued};
 use perigee_model::{Epoch, Incarnation, Problem, VolumeName};
+use tokio::sync::OwnedRwLockWriteGuard;
 
 use crate::blocking::blocking;
 use crate::catalog::Catalog;
@@ -283,8 +284,27 @@ impl Volume {
         what: &str,
         replace: impl FnOnce(&Stack) -> Result<(Option<Stack>, T), Problem> + Send + 'static,
     ) -> Result<T, Problem> {
+        let still = self.stand_still(what).await?;
+        self.replace_still_stack(what, still, replace).await
+    }
+
+    /// No write begins while the guard is held, and none is in flight. Whoever holds several of these takes no other lock after the first, and is the only
+    /// one who does: the pool's lock `changes` sees to that.
+    pub(crate) async fn stand_still(
+        self: &Arc<Self>,
+        what: &str,
+    ) -> Result<OwnedRwLockWriteGuard<()>, Problem> {
         self.flush().await.map_err(|error| io_problem(what, &error))?;
-        let gate = Arc::clone(&self.gate).write_owned().await;
+        Ok(Arc::clone(&self.gate).write_owned().await)
+    }
+
+    /// As [`Self::replace_stack`], of a volume that stands still.
+    pub(crate) async fn replace_still_stack<T: Send + 'static>(
+        self: &Arc<Self>,
+        what: &str,
+        gate: OwnedRwLockWriteGuard<()>,
+        replace: impl FnOnce(&Stack) -> Result<(Option<Stack>, T), Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
         let (volume, what) = (Arc::clone(self), what.to_owned());
         blocking(move || {
             let _gate = gate;

@@ -1,6 +1,7 @@
 //! What a page is told: answers of the controller's API, for the one who asks, and what the API did not answer.
 
 use perigee_model::Problem;
+use perigee_model::backup_schedule::BackupSchedule;
 use perigee_model::job::{ClusterVolume, Host, Job, Migration, Vm};
 use perigee_model::rental::Rental;
 use perigee_model::tasks::TaskStatus;
@@ -25,6 +26,8 @@ pub struct Known {
     pub more_migrations: usize,
     /// The controller's tasks; for admins.
     pub tasks: Option<Vec<TaskStatus>>,
+    /// The schedules of backups; for admins.
+    pub schedules: Option<Vec<BackupSchedule>>,
     /// The rented hosts; for admins.
     pub rentals: Option<Vec<Rental>>,
     /// The audit log of the caller's tenant, the newest last; for operators.

@@ -1,5 +1,6 @@
 //! What the pages say, that no text of a user becomes HTML, and how large the first page is.
 
+use perigee_model::backup_schedule::BackupSchedule;
 use perigee_model::job::{ClusterVolume, Host, Job, Link, Migration, Site, Vm};
 use perigee_model::plan::Decision;
 use perigee_model::problem::Problem;
@@ -79,6 +80,14 @@ fn a_volume(name: &str, home: &str) -> ClusterVolume {
         "replicas": [{"volume": name, "site": "cloud", "host": "cloud1", "every_s": 60, "keep": 2,
             "complete_ms": NOW_MS, "points": 1, "behind_bytes": 0, "missing_bytes": null, "stopping": false,
             "problem": "no room there"}]
+    }))
+}
+
+fn a_schedule(volume: &str, problem: &str, ended: &str) -> BackupSchedule {
+    read(json!({
+        "name": volume, "volume": volume, "vm": null, "to": {"address": "/srv/backups"}, "every_s": 3600, "keep": [], "made_ms": NOW_MS,
+        "next_ms": NOW_MS, "under_way": null, "last_success_ms": NOW_MS, "last_failure": null, "kept": 1, "ended": ended,
+        "problem": problem
     }))
 }
 
@@ -277,7 +286,9 @@ fn the_first_page_of_20_hosts_and_500_vms_has_at_most_100_kb() {
 
 #[test]
 fn a_page_without_trouble_says_so_and_each_kind_of_trouble_says_what_to_do() {
-    let fine = html(&front::page(&known()));
+    let mut well = known();
+    well.schedules = Some(vec![a_schedule("well", "", "")]);
+    let fine = html(&front::page(&well));
     assert!(fine.contains("Nothing is wrong"), "{fine}");
     let mut all = known();
     let mut silent = a_host("home2");
@@ -299,6 +310,13 @@ fn a_page_without_trouble_says_so_and_each_kind_of_trouble_says_what_to_do() {
         problem: "the disk is full".to_owned(),
         ..TaskStatus::default()
     }]);
+    let late = BackupSchedule { last_success_ms: Some(0), ..a_schedule("late", "", "") };
+    all.schedules = Some(vec![
+        a_schedule("docs", "the target is full", ""),
+        a_schedule("gone", "", "volume gone was deleted"),
+        late,
+        a_schedule("well", "", ""),
+    ]);
     all.rentals = Some(vec![a_rental()]);
     let mut failed = a_job("a-0001", "failed");
     failed.ended_ms = Some(NOW_MS - 1000);
@@ -317,6 +335,10 @@ fn a_page_without_trouble_says_so_and_each_kind_of_trouble_says_what_to_do() {
         "perigee volume promote",
         "the replica of volume data at cloud is behind",
         "the cleaner fails",
+        "the backups of volume docs to /srv/backups are behind",
+        "the target is full",
+        "the backups of volume late to /srv/backups are behind",
+        "the schedule gone of backups has ended",
         "rental r1 does not come forward",
         "job a-0001 failed",
         "perigee job explain a-0001",
@@ -325,6 +347,7 @@ fn a_page_without_trouble_says_so_and_each_kind_of_trouble_says_what_to_do() {
         assert!(html.contains(told), "{told:?} is not in {html}");
     }
     assert!(!html.contains("Nothing is wrong") && !html.contains("job a-0002 failed"), "{html}");
+    assert!(!html.contains("volume well"), "{html}");
 }
 
 #[test]

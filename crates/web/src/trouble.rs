@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use perigee_model::HostId;
+use perigee_model::backup_schedule::BackupSchedule;
 use perigee_model::job::{Host, HostState, Job, JobState, Vm};
 use perigee_model::persistent_vm::VmState;
 use perigee_model::rental::Rental;
@@ -48,6 +49,9 @@ pub fn all(known: &Known) -> Vec<Trouble> {
     let replicas = known.volumes.iter().flatten().flat_map(|volume| &volume.replicas);
     let replicas = replicas.filter_map(|replica| of_replica(replica, known.now_ms));
     add(&mut all, "more replicas", "/volumes", replicas);
+    let schedules = known.schedules.iter().flatten();
+    let schedules = schedules.filter_map(|schedule| of_schedule(schedule, known.now_ms));
+    add(&mut all, "more schedules of backups", "", schedules);
     add(&mut all, "more rentals", "/rentals", known.rentals.iter().flatten().filter_map(of_rental));
     add(&mut all, "more VMs", "/vms", known.vms.iter().flatten().filter_map(of_vm));
     let jobs = known.jobs.iter().flatten().rev().filter_map(|job| of_job(job, known.now_ms));
@@ -203,6 +207,37 @@ fn of_replica(replica: &Replica, now_ms: u64) -> Option<Trouble> {
         why,
         next: format!("perigee volume info {volume}"),
     })
+}
+
+fn of_schedule(schedule: &BackupSchedule, now_ms: u64) -> Option<Trouble> {
+    let BackupSchedule { name, volume, vm, to, .. } = schedule;
+    let late_ms = schedule.every_s.saturating_mul(1000 * INTERVALS_LATE);
+    let newest_ms = schedule.last_success_ms.unwrap_or(schedule.made_ms);
+    let why = match (schedule.ended.as_str(), schedule.problem.as_str()) {
+        ("", "") if now_ms.saturating_sub(newest_ms) <= late_ms => return None,
+        ("", "") => match schedule.last_success_ms {
+            Some(at_ms) => format!("its newest complete backup was taken {}", ago(at_ms, now_ms)),
+            None => "no backup is complete yet".to_owned(),
+        },
+        ("", problem) => short(problem),
+        (ended, _) => short(ended),
+    };
+    let (what, next) = match schedule.ended.is_empty() {
+        true => (
+            format!("the backups of {} to {} are behind", schedule.of_in_words(), to.address),
+            "perigee backup schedules; perigee backup list".to_owned(),
+        ),
+        false => (
+            format!("the schedule {name} of backups has ended"),
+            format!("perigee backup unschedule {name}"),
+        ),
+    };
+    let href = match (volume, vm) {
+        (_, Some(vm)) => page_of("vms", vm),
+        (Some(volume), None) => page_of("volumes", volume),
+        (None, None) => String::new(),
+    };
+    Some(Trouble { tone: Tone::Warn, what, href, why, next })
 }
 
 fn of_rental(rental: &Rental) -> Option<Trouble> {

@@ -16,8 +16,8 @@ use perigee_model::tenant::{
 use perigee_model::vm::NetworkKind;
 use perigee_model::volume::{UPLOAD_PREFIX, VolumeSource};
 use perigee_model::{
-    BackupName, ImageName, JobId, NetworkName, Problem, ProblemKind, TenantName, UserName, VmId,
-    VolumeName,
+    BackupName, ImageName, JobId, NetworkName, Problem, ProblemKind, ScheduleName, TenantName,
+    UserName, VmId, VolumeName,
 };
 
 use crate::cluster::Cluster;
@@ -360,6 +360,8 @@ impl Named for VolumeName {
 }
 
 impl Named for BackupName {}
+
+impl Named for ScheduleName {}
 
 impl Named for ImageName {}
 

@@ -193,7 +193,11 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Admin,    "DELETE", "/v1/backups/{backup}"),
     (May::Admin,    "POST",   "/v1/backups/{backup}/verify"),
     (May::Admin,    "POST",   "/v1/backups/{backup}/restore"),
+    (May::Admin,    "POST",   "/v1/backups/{backup}/restore-vm"),
     (May::Admin,    "POST",   "/v1/look-for-backups"),
+    (May::Admin,    "GET",    "/v1/backup-schedules"),
+    (May::Admin,    "POST",   "/v1/backup-schedules"),
+    (May::Admin,    "DELETE", "/v1/backup-schedules/{schedule}"),
     (May::Admin,    "GET",    "/v1/tasks"),
     (May::Admin,    "GET",    "/v1/upgrade"),
     (May::Admin,    "POST",   "/v1/upgrade/finish"),
@@ -228,7 +232,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
 ];
 
 /// What is refused after a restore until each host was heard: the records may be older than what a host has. Drivers wait by themselves.
-const HELD: [(&str, &str); 8] = [
+const HELD: [(&str, &str); 9] = [
     ("DELETE", "/v1/images/{image}"),
     ("DELETE", "/v1/volumes/{volume}"),
     ("POST", "/v1/volumes/{volume}/promote"),
@@ -237,6 +241,7 @@ const HELD: [(&str, &str); 8] = [
     ("POST", "/v1/vms/{vm}/adopt"),
     ("POST", "/v1/vms/{vm}/end-unknown"),
     ("POST", "/v1/backups/{backup}/restore"),
+    ("POST", "/v1/backups/{backup}/restore-vm"),
 ];
 
 /// Why this is refused after a restore, if it is.

@@ -13,6 +13,7 @@ use axum::http::HeaderMap;
 use axum::http::header::{CONTENT_TYPE, HOST};
 use axum::response::{IntoResponse, Response};
 use perigee_http::{Client, Failure, Reply};
+use perigee_model::backup_schedule::BackupSchedule;
 use perigee_model::exposition::{self, Kind, Page};
 use perigee_model::job::{Host, HostState, JobState};
 use perigee_model::waiting::{Waiting, WaitsFor};
@@ -25,6 +26,7 @@ use super::{Name, Shared, json};
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, ERROR_BUCKETS, HostLink};
 use crate::hosts;
+use crate::storage::backups::schedules;
 
 /// Prometheus waits 10 s for a page by default.
 const PAGE_DEADLINE: Duration = Duration::from_secs(8);
@@ -48,6 +50,7 @@ pub async fn page(cluster: &Cluster) -> Result<String, Problem> {
     write_predictions(&mut page, cluster);
     write_own(&mut page, cluster);
     write_tasks(&mut page, cluster);
+    write_schedules(&mut page, &schedules::list(cluster).await?);
     Ok(page.into_text())
 }
 
@@ -261,6 +264,20 @@ fn write_tasks(page: &mut Page, cluster: &Cluster) {
     page.family("perigee_task_last_duration_seconds", Kind::Gauge, "How long it took.");
     for task in &all {
         page.figure(&[("task", &task.name)], seconds(task.took_ms));
+    }
+}
+
+fn write_schedules(page: &mut Page, all: &[BackupSchedule]) {
+    let help = "When the disks were sealed for the newest complete backup of the schedule.";
+    page.family("perigee_backup_last_success_timestamp_seconds", Kind::Gauge, help);
+    for (schedule, at_ms) in all.iter().filter_map(|one| Some((one, one.last_success_ms?))) {
+        page.figure(&[("schedule", &schedule.name)], seconds(at_ms));
+    }
+    let help = "Whether the schedule has ended, or its last backup has failed or waits.";
+    page.family("perigee_backup_schedule_problem", Kind::Gauge, help);
+    for schedule in all {
+        let has_problem = !schedule.problem.is_empty() || !schedule.ended.is_empty();
+        page.figure(&[("schedule", &schedule.name)], u8::from(has_problem));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The controller's HTTP API and its OpenAPI document, made from the same handlers.
 
-mod backups;
+pub mod backups;
 mod balance;
 pub mod caller;
 mod callers;
@@ -140,7 +140,10 @@ fn catalog_routes() -> Routes {
         .routes(routes!(backups::info, backups::delete))
         .routes(routes!(backups::verify))
         .routes(routes!(backups::restore))
+        .routes(routes!(backups::restore_vm))
         .routes(routes!(backups::look))
+        .routes(routes!(backups::list_schedules, backups::set_schedule))
+        .routes(routes!(backups::end_schedule))
 }
 
 /// Networks and VMs.
@@ -210,7 +213,7 @@ fn tenant_routes() -> Routes {
 fn pattern_of(parameter: &str) -> Option<&'static str> {
     match parameter {
         "host" | "rental" | "site" | "tenant" | "user" => Some(WORD_PATTERN),
-        "backup" | "image" | "job" | "network" | "vm" | "volume" => Some(FULL_PATTERN),
+        "backup" | "image" | "job" | "network" | "schedule" | "vm" | "volume" => Some(FULL_PATTERN),
         _ => None,
     }
 }

@@ -16,6 +16,7 @@ use perigee_model::{Problem, VmId};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
+use crate::records::declared;
 use crate::storage::unknown;
 use crate::{migration, vms};
 
@@ -41,7 +42,7 @@ pub async fn info(State(cluster): Shared, Full(vm): Full<VmId>) -> Reply<Vm> {
         found.addresses = vms::guest::addresses(&cluster, &vm).await;
     }
     let record = cluster.index.of_vm(&vm);
-    found.declared = record.as_deref().and_then(vms::persistent::declared).map(Box::new);
+    found.declared = record.as_deref().and_then(declared).map(Box::new);
     if let Some(own) = record.and_then(|record| record.card.clone()) {
         let own = own.address.to_string();
         // The guest may say others too, or nothing.

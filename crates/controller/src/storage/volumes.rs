@@ -16,6 +16,7 @@ use crate::cleaner::{self, Cleanup};
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
+use crate::storage::backups::schedules;
 use crate::storage::{given_up, images, moves, replicas};
 use crate::{accounts, admissions};
 
@@ -577,6 +578,7 @@ pub async fn delete(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem>
             // attachment there.
             let hosts = cluster.hosts.all().into_iter().map(|host| host.id.clone());
             cleaner::hand_over(cluster, &Cleanup::of_deleted(name, hosts)).await?;
+            schedules::end_of_volume(cluster, name).await?;
             cluster.records.remove(&volume_key(name)).await?;
             match cluster.index.volume_move(name) {
                 // Its driver sees that the volume is gone, and deletes the rest.

@@ -2,6 +2,8 @@
 
 #[path = "fake/admissions.rs"]
 mod admissions;
+#[path = "fake/backups.rs"]
+pub mod backups;
 #[path = "fake/homes.rs"]
 mod homes;
 #[path = "fake/images.rs"]
@@ -255,6 +257,7 @@ pub struct Inside {
     pub data_reads: u32,
     pub moves: homes::Moves,
     pub replicas: replicas::Replicas,
+    pub backups: backups::Backups,
     pub measured: measure::Measured,
     revision: u64,
     /// What was last told of each VM, and with which number.
@@ -473,6 +476,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .merge(volumes::routes())
         .merge(homes::routes())
         .merge(admissions::routes())
+        .merge(backups::routes())
         .merge(replicas::routes())
         .merge(measure::routes())
         .layer(from_fn_with_state(inside.clone(), unless_server_down))

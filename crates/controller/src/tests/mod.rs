@@ -5,6 +5,7 @@ mod admissions;
 mod amounts;
 mod api;
 mod backup;
+mod backup_schedules;
 mod balance;
 mod balance_data;
 mod collect;

@@ -81,7 +81,7 @@ fn values(parameter: &str, secrets: &Secrets) -> Vec<Names> {
         vec![names(&format!("acme~{secret}"), &format!("acme~{never}")), names(secret, never)]
     };
     match parameter {
-        "volume" | "backup" => both(VOLUME),
+        "volume" | "backup" | "schedule" => both(VOLUME),
         "image" => both(IMAGE),
         "network" => both(NETWORK),
         "job" | "vm" => both(JOB),
@@ -177,7 +177,9 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "POST /v1/backups"
         | "POST /v1/backups/{backup}/verify"
         | "POST /v1/backups/{backup}/restore"
+        | "POST /v1/backups/{backup}/restore-vm"
         | "POST /v1/look-for-backups"
+        | "POST /v1/backup-schedules"
         | "POST /v1/upgrade/finish"
         | "PUT /v1/hosts/{host}/site"
         | "POST /v1/hosts/{host}/token"

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use perigee_model::job::{Access, JobSpec, JobState, JobVolume, Restart, Vm};
 use perigee_model::limits::{JOB_DISK_BYTES, PERSISTENT_VMS};
-use perigee_model::persistent_vm::{CloudInit, NewVm, NewVmVolume, PersistentVm, PowerRequest};
+use perigee_model::persistent_vm::{NewVm, PersistentVm, PowerRequest};
 use perigee_model::spec::{check_beside, check_fstab_mount, check_job_name};
 use perigee_model::tenant::{Running, tenant_of};
 use perigee_model::{JobId, LeaveSite, Problem, ProblemKind, VmId};
@@ -15,7 +15,7 @@ use super::live;
 use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
 use crate::guest::user_data;
-use crate::records::{JobIntent, JobRecord, Kind, job_intent_key, vm_of};
+use crate::records::{JobIntent, JobRecord, Kind, job_intent_key};
 use crate::storage::{images, unknown, volumes};
 use crate::{cleaner, jobs, networks, vms};
 
@@ -130,38 +130,6 @@ pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<Jo
         tpm: false,
         rules: new.rules.clone(),
         money: Default::default(),
-    })
-}
-
-/// What makes such a VM as this one is now; `None` for a job's. Its cloud-init data may have secrets, and are left out.
-pub fn declared(record: &JobRecord) -> Option<NewVm> {
-    let (persistent, spec) = (record.kind.persistent_vm()?, &record.job.spec);
-    let mounts = persistent.mounts.iter().cloned().chain(std::iter::repeat(None));
-    let volumes = spec.volumes.iter().zip(mounts).map(|(volume, mount)| NewVmVolume {
-        volume: volume.volume.clone(),
-        read_only: volume.access == Access::Read,
-        mount,
-    });
-    Some(NewVm {
-        name: vm_of(&record.job.id),
-        image: spec.image.clone(),
-        cpus: spec.cpus,
-        cpus_max: spec.cpus_max,
-        memory_bytes: persistent.memory_next.unwrap_or(spec.memory_bytes),
-        memory_max_bytes: spec.memory_max_bytes,
-        disk_bytes: spec.root_bytes,
-        network: spec.network.clone(),
-        publish: spec.publish.clone(),
-        volumes: volumes.collect(),
-        start: spec.start.clone(),
-        may_migrate: spec.may_migrate,
-        restart_elsewhere: spec.restart == Restart::OnHostFailure,
-        stopped: !persistent.on,
-        cloud_init: CloudInit::default(),
-        firmware: persistent.firmware,
-        hardware: persistent.hardware.clone(),
-        rules: spec.rules.clone(),
-        labels: persistent.labels.clone(),
     })
 }
 

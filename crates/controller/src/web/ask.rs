@@ -111,16 +111,18 @@ impl<'a> Ask<'a> {
     /// Everything that the first page shows, asked for at once.
     pub async fn all(&self) -> Known {
         let caller = || self.caller.clone();
-        let (hosts, vms, jobs, volumes, tasks, rentals, audit) = tokio::join!(
+        let (hosts, vms, jobs, volumes, tasks, schedules, rentals, audit) = tokio::join!(
             self.part("/v1/hosts", api::hosts::list(self.state())),
             self.part("/v1/vms", api::vms::list(self.state(), caller())),
             self.part("/v1/jobs", api::jobs::list(self.state(), caller())),
             self.part("/v1/volumes", api::catalog::volumes(self.state(), caller())),
             self.part("/v1/tasks", api::tasks::list(self.state())),
+            self.part("/v1/backup-schedules", api::backups::list_schedules(self.state())),
             self.part("/v1/rentals", api::rentals::list(self.state())),
             self.part("/v1/audit", api::tenants::last_changes(self.state(), caller())),
         );
-        let problems = [hosts.1, vms.1, jobs.1, volumes.1, tasks.1, rentals.1, audit.1];
+        let problems =
+            [hosts.1, vms.1, jobs.1, volumes.1, tasks.1, schedules.1, rentals.1, audit.1];
         let mut known = Known {
             now_ms: self.now_ms,
             hosts: hosts.0,
@@ -128,6 +130,7 @@ impl<'a> Ask<'a> {
             jobs: jobs.0,
             volumes: volumes.0,
             tasks: tasks.0,
+            schedules: schedules.0,
             rentals: rentals.0,
             audit: audit.0,
             problems: problems.into_iter().flatten().collect(),

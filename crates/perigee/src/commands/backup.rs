@@ -1,15 +1,18 @@
 //! `perigee backup`
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use perigee_http::Client;
 use perigee_model::backup::{
     Backup, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups, NewBackup,
-    RestoreBackup, VerifiedBackup,
+    RestoreBackup, RestoreVmBackup, VerifiedBackup,
 };
-use perigee_model::job::ClusterVolume;
-use perigee_model::{BackupName, HostId, Problem, VolumeName};
+use perigee_model::backup_schedule::{BackupSchedule, Keep, NewBackupSchedule};
+use perigee_model::job::{ClusterVolume, Vm};
+use perigee_model::units::{format_duration, parse_duration};
+use perigee_model::{BackupName, HostId, Problem, ScheduleName, VmId, VolumeName};
 
 use crate::commands::asking;
 use crate::context::Context;
@@ -44,11 +47,17 @@ impl Place {
 /// `perigee backup VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Back up a volume, which may be in use. Only what the target does not have is shipped
+    /// Back up a volume or a VM, which may be in use. Only what the target does not have is shipped.
+    ///
+    /// With --every this is done again and again; `perigee backup schedules` shows how it goes.
     Create {
         /// The volume
-        volume: VolumeName,
-        /// A directory of the volume's home, or an S3 store
+        #[arg(required_unless_present = "vm", conflicts_with = "vm")]
+        volume: Option<VolumeName>,
+        /// The VM: its root disk and the volumes that it writes, as they are at one moment
+        #[arg(long)]
+        vm: Option<VmId>,
+        /// A directory of the home of each disk, or an S3 store
         #[arg(long, value_name = "DIR|s3://BUCKET/PREFIX")]
         to: String,
         /// The address of the S3 store, if it is not AWS's
@@ -57,6 +66,20 @@ pub enum Verb {
         /// Ship also what the target has, for example because it was damaged there
         #[arg(long)]
         whole: bool,
+        /// Back up now, and then again after each such time. The same volume or VM with the same target again changes the schedule
+        #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "whole")]
+        every: Option<u64>,
+        /// Of the schedule's backups, keep the newest one, and one for each of the last hours (h), days (d), weeks (w), months (mo) or years (y) that have one.
+        /// Others are deleted when a newer one is complete [default: keep all]
+        #[arg(long, value_name = "24h,7d,4w", requires = "every")]
+        keep: Option<Keep>,
+    },
+    /// List the schedules of backups: how the last ones went, and when the next one is due
+    Schedules,
+    /// End a schedule. Its backups stay
+    Unschedule {
+        /// The schedule's name
+        schedule: ScheduleName,
     },
     /// List the backups that the controller knows, or those at a target
     #[command(visible_alias = "ls")]
@@ -76,13 +99,16 @@ pub enum Verb {
         #[command(flatten)]
         place: Place,
     },
-    /// Make a new volume of a backup
+    /// Make a new volume of a backup; of a VM's backup a new VM, which does not run
     Restore {
         /// The backup's name
         backup: BackupName,
-        /// The new volume
-        #[arg(long = "as", value_name = "VOLUME")]
+        /// The new volume or VM
+        #[arg(long = "as", value_name = "NAME")]
         volume: VolumeName,
+        /// Of a VM's backup, make only a volume of its root disk
+        #[arg(long)]
+        disk: bool,
         #[command(flatten)]
         place: Place,
     },
@@ -99,7 +125,9 @@ pub enum Verb {
 
 const BACKUP: &[Column<Backup>] = &[
     ("name", |b| b.name.to_string()),
-    ("volume", |b| b.volume.to_string()),
+    ("of", |b| {
+        b.vm.as_ref().map_or_else(|| format!("volume {}", b.volume), |vm| format!("VM {vm}"))
+    }),
     ("at", |b| b.at.address.clone()),
     ("host", |b| output::or_dash(b.host.as_ref())),
     ("state", state),
@@ -110,9 +138,28 @@ const BACKUP: &[Column<Backup>] = &[
     ("problem", |b| b.problem.clone()),
 ];
 
+const SCHEDULE: &[Column<BackupSchedule>] = &[
+    ("name", |s| s.name.to_string()),
+    ("of", BackupSchedule::of_in_words),
+    ("to", |s| s.to.address.clone()),
+    ("every", |s| format_duration(s.every_s)),
+    (
+        "keep",
+        |s| if s.keep.is_empty() { "all".to_owned() } else { Keep(s.keep.clone()).to_string() },
+    ),
+    ("kept", |s| s.kept.to_string()),
+    ("newest", |s| s.last_success_ms.map_or_else(|| "-".to_owned(), output::time)),
+    ("failed", |s| {
+        s.last_failure.as_ref().map_or_else(|| "-".to_owned(), |f| output::time(f.at_ms))
+    }),
+    ("next", next),
+    ("problem", |s| if s.ended.is_empty() { s.problem.clone() } else { s.ended.clone() }),
+];
+
 const FOUND: &[Column<FoundBackup>] = &[
     ("name", |b| b.name.to_string()),
     ("volume", |b| output::or_dash(b.volume.as_ref())),
+    ("vm", |b| output::or_dash(b.vm.as_ref().map(|of| &of.vm.name))),
     ("taken", |b| output::time(b.taken_ms)),
     ("size", |b| output::bytes(b.size_bytes)),
     ("data", |b| output::bytes(b.data_bytes)),
@@ -128,10 +175,21 @@ const RESTORED: &[Column<ClusterVolume>] = &[
     ("size", |v| output::bytes(v.size_bytes)),
 ];
 
+const RESTORED_VM: &[Column<Vm>] =
+    &[("vm", |vm| vm.id.to_string()), ("status", |vm| output::word(&vm.status))];
+
+fn next(schedule: &BackupSchedule) -> String {
+    match (&schedule.under_way, schedule.next_ms) {
+        (Some(backup), _) => format!("{backup} is shipped"),
+        (None, Some(next_ms)) => output::time(next_ms),
+        (None, None) => "ended".to_owned(),
+    }
+}
+
 fn state(backup: &Backup) -> String {
     match backup.progress {
         Some(progress) => format!(
-            "{}, {} of {} read",
+            "{}, {} of {} shipped",
             output::word(&backup.state),
             output::bytes(progress.done_bytes),
             output::bytes(progress.total_bytes)
@@ -144,38 +202,92 @@ fn state(backup: &Backup) -> String {
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     match verb {
-        Verb::Create { volume, to, endpoint, whole } => {
-            let to = BackupTarget { address: to, endpoint };
-            create(&client, &NewBackup { volume, to, whole }, context.format).await
+        Verb::Create { volume, vm, to, endpoint, every: Some(every_s), keep, .. } => {
+            let (to, keep) = (BackupTarget { address: to, endpoint }, keep.unwrap_or_default().0);
+            let ask = NewBackupSchedule { volume, vm, to, every_s, keep };
+            let set: BackupSchedule = client.post("/v1/backup-schedules", &ask).await?;
+            output::one(context.format, &set, SCHEDULE)
         }
-        Verb::List { place } => match place.target() {
-            (None, _) => {
-                let all: Vec<Backup> = client.get("/v1/backups").await?;
-                output::list(context.format, &all, BACKUP)
-            }
-            (Some(at), host) => {
-                let ask = LookForBackups { at, host };
-                let all: Vec<FoundBackup> = client.post("/v1/look-for-backups", &ask).await?;
-                output::list(context.format, &all, FOUND)
-            }
-        },
+        Verb::Schedules => {
+            let all: Vec<BackupSchedule> = client.get("/v1/backup-schedules").await?;
+            output::list(context.format, &all, SCHEDULE)
+        }
+        Verb::Unschedule { schedule } => {
+            client.delete(&format!("/v1/backup-schedules/{schedule}")).await
+        }
+        Verb::Create { volume, vm, to, endpoint, whole, .. } => {
+            let to = BackupTarget { address: to, endpoint };
+            create(&client, &NewBackup { volume, vm, to, whole }, context.format).await
+        }
+        Verb::List { place } => list(&client, place, context.format).await,
         Verb::Info { backup } => {
             let known: Backup = client.get(&format!("/v1/backups/{backup}")).await?;
             output::one(context.format, &known, BACKUP)
         }
         Verb::Verify { backup, place } => verify(&backup, place, context).await,
-        Verb::Restore { backup, volume, place } => {
-            let client = controller_client_within(context, READ_MAX)?;
-            let (from, host) = place.target();
-            let ask = RestoreBackup { volume, host, from };
-            let made: ClusterVolume =
-                client.post(&format!("/v1/backups/{backup}/restore"), &ask).await?;
-            output::one(context.format, &made, RESTORED)
+        Verb::Restore { backup, volume, disk, place } => {
+            restore(&backup, volume, disk, place, context).await
         }
         Verb::Delete { backup, forget } => {
             client.delete(&format!("/v1/backups/{backup}?forget={forget}")).await
         }
     }
+}
+
+async fn list(client: &Client, place: Place, format: Format) -> Result<(), Problem> {
+    let (Some(at), host) = place.target() else {
+        let mut all: Vec<Backup> = client.get("/v1/backups").await?;
+        if format == Format::Table {
+            hide_parts(&mut all);
+        }
+        return output::list(format, &all, BACKUP);
+    };
+    let ask = LookForBackups { at, host };
+    let all: Vec<FoundBackup> = client.post("/v1/look-for-backups", &ask).await?;
+    output::list(format, &all, FOUND)
+}
+
+/// Makes a VM of a VM's backup, and a volume of another one or if only the disk is wanted.
+async fn restore(
+    backup: &BackupName,
+    volume: VolumeName,
+    disk: bool,
+    place: Place,
+    context: &Context,
+) -> Result<(), Problem> {
+    let client = controller_client_within(context, READ_MAX)?;
+    let (from, host) = place.target();
+    if !disk && is_of_vm(&client, backup, from.as_ref(), host.as_ref()).await? {
+        let vm = VmId::new(volume.as_str())
+            .map_err(|error| Problem::invalid("can't name the VM", error))?;
+        let ask = RestoreVmBackup { vm, host, from };
+        let made: Vm = client.post(&format!("/v1/backups/{backup}/restore-vm"), &ask).await?;
+        return output::one(context.format, &made, RESTORED_VM);
+    }
+    let ask = RestoreBackup { volume, host, from };
+    let made: ClusterVolume = client.post(&format!("/v1/backups/{backup}/restore"), &ask).await?;
+    output::one(context.format, &made, RESTORED)
+}
+
+/// The disks of a VM's backup are not shown beside it.
+fn hide_parts(all: &mut Vec<Backup>) {
+    let names: BTreeSet<BackupName> = all.iter().map(|backup| backup.name.clone()).collect();
+    all.retain(|backup| backup.part_of.as_ref().is_none_or(|root| !names.contains(root)));
+}
+
+async fn is_of_vm(
+    client: &Client,
+    backup: &BackupName,
+    from: Option<&BackupTarget>,
+    host: Option<&HostId>,
+) -> Result<bool, Problem> {
+    let Some(at) = from.cloned() else {
+        let known: Backup = client.get(&format!("/v1/backups/{backup}")).await?;
+        return Ok(known.vm.is_some() && known.part_of.is_none());
+    };
+    let ask = LookForBackups { at, host: host.cloned() };
+    let all: Vec<FoundBackup> = client.post("/v1/look-for-backups", &ask).await?;
+    Ok(all.iter().any(|found| found.name == *backup && found.vm.is_some()))
 }
 
 /// Begins a backup and waits until it is complete. Ctrl-C ends only the waiting.
@@ -188,7 +300,7 @@ async fn create(client: &Client, ask: &NewBackup, format: Format) -> Result<(), 
     output::one(format, &ended, BACKUP)?;
     match ended.state {
         BackupState::Failed => {
-            let what = format!("can't back up volume {} to {}", ended.volume, ended.at.address);
+            let what = format!("can't make backup {} at {}", ended.name, ended.at.address);
             Err(Problem::conflict(what, ended.problem))
         }
         _ => Ok(()),
@@ -196,7 +308,7 @@ async fn create(client: &Client, ask: &NewBackup, format: Format) -> Result<(), 
 }
 
 async fn watch(client: &Client, begun: &Backup, goes_on: &str) -> Result<Backup, Problem> {
-    let bar = output::progress_bar(&begun.volume, "{msg}");
+    let bar = output::progress_bar(&begun.name, "{msg}");
     let (path, mut said) = (format!("/v1/backups/{}", begun.name), asking::Said::default());
     loop {
         let now: Backup = asking::get(client, &path, goes_on).await?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use perigee_model::home::DepartedLayer;
 use perigee_model::replica::{SealReplica, SealedReplica};
 use perigee_model::volume::CachePolicy;
-use perigee_model::{ImageName, Problem, VolumeName};
+use perigee_model::{ImageName, LayerId, Problem, VolumeName};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::catalog::{LayerRow, Sealed, failed};
@@ -16,6 +16,7 @@ use crate::pool::Pool;
 use crate::volume::{Stack, io_problem};
 
 /// For whom the sealed layers are kept.
+#[derive(Clone)]
 pub(crate) struct Pin {
     /// A replica's site, or `backup:` and a backup's target. No site has such a name.
     pub(crate) keeper: String,
@@ -67,28 +68,7 @@ impl Pool {
         let (pool, named, now) = (Arc::clone(self), name.clone(), what.to_owned());
         let (guard, pinned) = volume
             .replace_stack(what, move |stack| {
-                let rows = pool.catalog.chain(stack.head.layer.id).map_err(failed(&now))?;
-                let leaves = pin.as_ref().is_some_and(|pin| pin.leaves_site);
-                if leaves && rows.iter().any(|row| row.confined) {
-                    let why = "it, or what it stands on, may not leave its site";
-                    return Err(Problem::conflict(&now, why));
-                }
-                let below = stack.below.layers().next().map(|below| below.id);
-                let adds_nothing = pool.head_adds_nothing(stack).map_err(failed(&now))?;
-                let (new, top) = match below.filter(|_| adds_nothing) {
-                    Some(below) => (None, below),
-                    None if pin.is_none() && stack.head.is_untouched() => {
-                        return Ok((None, (guard, Ok(()))));
-                    }
-                    None => {
-                        let sealed = pool.seal(&now, &named, stack.size_bytes(), stack, None)?;
-                        (Some(sealed), stack.head.layer.id)
-                    }
-                };
-                let pinned = match &pin {
-                    Some(pin) => pool.catalog.pin_filling(&named, &pin.keeper, top),
-                    None => Ok(()),
-                };
+                let (new, pinned) = pool.seal_stack(&now, &named, pin.as_ref(), stack)?;
                 // The volume has its new layers even if the pin can't be stored.
                 Ok((new, (guard, pinned)))
             })
@@ -101,6 +81,77 @@ impl Pool {
             pool.sealed_layers(&what, &name)
         })
         .await
+    }
+
+    /// A volume's new layers, if its head adds something to those below; and what became of the pin: the topmost sealed layer, if there is one.
+    fn seal_stack(
+        &self,
+        what: &str,
+        volume: &VolumeName,
+        pin: Option<&Pin>,
+        stack: &Stack,
+    ) -> Result<(Option<Stack>, rusqlite::Result<Option<LayerId>>), Problem> {
+        let rows = self.catalog.chain(stack.head.layer.id).map_err(failed(what))?;
+        let leaves = pin.is_some_and(|pin| pin.leaves_site);
+        if leaves && rows.iter().any(|row| row.confined) {
+            let why = "it, or what it stands on, may not leave its site";
+            return Err(Problem::conflict(what, why));
+        }
+        let below = stack.below.layers().next().map(|below| below.id);
+        let adds_nothing = self.head_adds_nothing(stack).map_err(failed(what))?;
+        let (new, top) = match below.filter(|_| adds_nothing) {
+            Some(below) => (None, below),
+            None if pin.is_none() && stack.head.is_untouched() => return Ok((None, Ok(None))),
+            None => {
+                let sealed = self.seal(what, volume, stack.size_bytes(), stack, None)?;
+                (Some(sealed), stack.head.layer.id)
+            }
+        };
+        let pinned = match pin {
+            Some(pin) => self.catalog.pin_filling(volume, &pin.keeper, top),
+            None => Ok(()),
+        };
+        Ok((new, pinned.map(|()| Some(top))))
+    }
+
+    /// Seals what volumes have at one moment, and keeps their layers for this pin. Returns the topmost sealed layer of each, and the size of its disk. If one can't
+    /// be sealed, those before it are.
+    pub(crate) async fn seal_together(
+        self: &Arc<Self>,
+        what: &str,
+        names: &[VolumeName],
+        pin: &Pin,
+    ) -> Result<Vec<(LayerId, u64)>, Problem> {
+        // A volume that is named twice would wait for itself.
+        if let Some(twice) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name))
+        {
+            return Err(Problem::invalid(what, format!("volume {} is named twice", twice.1)));
+        }
+        for name in names {
+            self.flush_before_sealing(what, name).await?;
+        }
+        // Until the last volume is sealed. So nobody else waits for several volumes to stand still.
+        let _guard = self.wait_for_changes(what).await?;
+        let mut still = Vec::new();
+        for name in names {
+            let volume = self.volume(name).await?;
+            let stands = volume.stand_still(what).await?;
+            still.push((name, volume, stands));
+        }
+        // This is the moment. A write that one of them takes from here on comes after it, and the others take none before they are sealed too.
+        let mut tops = Vec::new();
+        for (name, volume, stands) in still {
+            let (pool, named, now, pin) =
+                (Arc::clone(self), name.clone(), what.to_owned(), pin.clone());
+            let sealed = volume.replace_still_stack(what, stands, move |stack| {
+                let (new, pinned) = pool.seal_stack(&now, &named, Some(&pin), stack)?;
+                Ok((new, (pinned, stack.size_bytes())))
+            });
+            let (top, size_bytes) = sealed.await?;
+            let gone = || Problem::internal(what, "a volume has no layer after it was sealed");
+            tops.push((top.map_err(failed(what))?.ok_or_else(gone)?, size_bytes));
+        }
+        Ok(tops)
     }
 
     /// The layers below a volume's head, and what is known of the volume.
@@ -117,6 +168,25 @@ impl Pool {
             tenant: row.tenant,
             cache: row.cache,
         })
+    }
+
+    /// As [`Self::sealed_layers`], from this layer down. The size is that of now.
+    ///
+    /// # Errors
+    /// A conflict if the layer is not among the volume's any more.
+    pub(crate) fn layers_sealed_before(
+        &self,
+        what: &str,
+        name: &VolumeName,
+        top: LayerId,
+    ) -> Result<SealedReplica, Problem> {
+        let mut sealed = self.sealed_layers(what, name)?;
+        let Some(at) = sealed.chain.iter().position(|layer| layer.layer == top) else {
+            let why = "the layer that was sealed for it is not the volume's any more";
+            return Err(Problem::conflict(what, why).next("begin another backup"));
+        };
+        sealed.chain.drain(..at);
+        Ok(sealed)
     }
 
     /// Flushes a volume whose head is to be sealed, before the caller takes the lock `changes`. So little is left to

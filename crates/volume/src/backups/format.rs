@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use perigee_http::certificate::hex;
+use perigee_model::backup::VmBackup;
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{BackupName, LayerId, TenantName, VolumeName};
 use serde::de::DeserializeOwned;
@@ -83,6 +84,9 @@ pub struct Manifest {
     /// How pieces are encrypted; `None`: not at all, which is the only way so far.
     #[serde(default)]
     pub encryption: Option<String>,
+    /// The VM whose root disk it is, and its other disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<Box<VmBackup>>,
     /// From the top down.
     pub layers: Vec<NamedLayer>,
 }

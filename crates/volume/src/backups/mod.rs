@@ -23,7 +23,8 @@ use std::io;
 use std::sync::Arc;
 
 use perigee_block::device::{Device, IoError};
-use perigee_model::backup::{ShipBackup, ShippedBackup};
+use perigee_model::backup::{SealForBackup, SealedForBackup, ShipBackup, ShippedBackup};
+use perigee_model::replica::SealedReplica;
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{LayerId, Problem, ProblemKind, VolumeName};
 use perigee_store::{Pool, Work, io_problem};
@@ -54,11 +55,19 @@ pub async fn ship(
     let target = Target::new(&ask.to)?;
     target.begin(ask.is_known).await?;
     let what = format!("can't back up volume {volume} to {}", ask.to.address);
+    let keeper = keeper(ask);
     if let Some(shipped) = complete(&target, ask, work).await? {
-        pool.drop_filling(volume, &ask.to.address).await?;
+        pool.drop_filling(volume, &keeper).await?;
         return Ok(shipped);
     }
-    let sealed = pool.seal_backup(volume, &ask.to.address, ask.to.is_s3()).await?;
+    let sealed = match &ask.sealed {
+        None => pool.seal_backup(volume, &keeper, ask.to.is_s3()).await?,
+        Some(was) => {
+            let sealed = pool.sealed_before(volume, was.layer).await?;
+            SealedReplica { size_bytes: was.size_bytes, ..sealed }
+        }
+    };
+    let taken_ms = ask.sealed.as_ref().map_or(ask.now_ms, |sealed| sealed.taken_ms);
     // Of its head too, which is not shipped while nothing is written to it.
     let is_confined = pool.volume_info(volume).await?.leave_site.is_never();
     let mut shipping =
@@ -73,20 +82,42 @@ pub async fn ship(
         name: ask.name.clone(),
         volume: volume.clone(),
         tenant: sealed.tenant,
-        taken_ms: ask.now_ms,
+        taken_ms,
         size_bytes: sealed.size_bytes,
         confined: is_confined,
         encryption: None,
+        vm: ask.vm.clone(),
         layers: shipping.layers_from(chain.first().copied(), there).await?,
     };
     shipping.put_list(&manifest_key(&ask.name), &manifest).await?;
-    pool.has_backup(volume, &ask.to.address, chain.first().copied()).await?;
+    pool.has_backup(volume, &keeper, chain.first().copied()).await?;
     Ok(ShippedBackup {
-        taken_ms: ask.now_ms,
+        taken_ms,
         size_bytes: manifest.size_bytes,
         data_bytes: manifest.data_bytes(),
         shipped_bytes: shipping.shipped_bytes,
     })
+}
+
+/// For whom the home keeps the layers of a backup that is under way, and the topmost one of the last backup.
+fn keeper(ask: &ShipBackup) -> String {
+    match &ask.sealed {
+        None => ask.to.address.clone(),
+        Some(_) => ask.to.of_vms().address,
+    }
+}
+
+/// Seals the disks of a VM that have their home here, all at one moment, for a backup that is shipped then.
+///
+/// # Errors
+/// As those of [`ship`] before anything is shipped.
+pub async fn seal(pool: &Arc<Pool>, ask: &SealForBackup) -> Result<Vec<SealedForBackup>, Problem> {
+    Target::new(&ask.to)?;
+    let keeper = ask.to.of_vms().address;
+    let sealed = pool.seal_backups(&ask.volumes, &keeper, ask.to.is_s3()).await?;
+    let taken_ms = ask.now_ms;
+    let of = |(layer, size_bytes)| SealedForBackup { layer, size_bytes, taken_ms };
+    Ok(sealed.into_iter().map(of).collect())
 }
 
 /// The figures of the backup, if a try before has completed it and its answer was lost. That one is not replaced by a later state of the volume.

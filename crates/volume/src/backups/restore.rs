@@ -172,12 +172,13 @@ pub async fn list(target: &Target) -> Result<Vec<FoundBackup>, Problem> {
                 taken_ms: manifest.taken_ms,
                 size_bytes: manifest.size_bytes,
                 problem: String::new(),
+                vm: manifest.vm,
                 name,
             },
             Err(problem) if problem.kind == ProblemKind::Unavailable => return Err(problem),
             Err(problem) => {
-                let (volume, problem) = (None, problem.why);
-                FoundBackup { name, volume, taken_ms: 0, size_bytes: 0, data_bytes: 0, problem }
+                let (volume, vm, problem) = (None, None, problem.why);
+                FoundBackup { name, volume, taken_ms: 0, size_bytes: 0, data_bytes: 0, problem, vm }
             }
         });
     }

@@ -9,12 +9,13 @@ use axum::routing::post;
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::VolumeName;
 use perigee_model::backup::{
-    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, ShipBackup, VerifyBackup,
+    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, SealForBackup, SealedForBackup,
+    ShipBackup, VerifyBackup,
 };
 
 use super::{Control, Named, Shared, long};
 use crate::backups::target::Target;
-use crate::backups::{delete, restore, ship};
+use crate::backups::{delete, restore, seal, ship};
 
 /// The routes for backups.
 pub fn routes() -> Router<Arc<Control>> {
@@ -22,6 +23,7 @@ pub fn routes() -> Router<Arc<Control>> {
         .route("/volumes/{volume}/backup", post(back_up))
         .route("/volumes/{volume}/backup/end", post(end))
         .route("/volumes/{volume}/restore", post(restore_volume))
+        .route("/backups/seal", post(seal_disks))
         .route("/backups/list", post(list))
         .route("/backups/verify", post(verify))
         .route("/backups/delete", post(delete_backup))
@@ -34,6 +36,13 @@ async fn back_up(
 ) -> Result<Response, Failure> {
     let pool = Arc::clone(&control.pool);
     long::follow(move |work| async move { ship(&pool, &volume, &ask, &work).await })
+}
+
+async fn seal_disks(
+    State(control): Shared,
+    Json(ask): Json<SealForBackup>,
+) -> Reply<Vec<SealedForBackup>> {
+    Ok(Json(seal(&control.pool, &ask).await?))
 }
 
 async fn end(

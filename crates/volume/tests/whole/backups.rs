@@ -2,15 +2,17 @@
 
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use perigee_model::backup::{
-    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, ShipBackup, ShippedBackup,
-    VerifiedBackup, VerifyBackup,
+    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, SealForBackup, SealedForBackup,
+    ShipBackup, ShippedBackup, VerifiedBackup, VerifyBackup,
 };
 use perigee_model::volume::{
     CheckReport, CheckScope, Compacted, CreateVolume, Resize, VolumeInfo, VolumeSource,
 };
-use perigee_model::{BackupName, LeaveSite, Problem, ProblemKind, TenantName};
+use perigee_model::{BackupName, LeaveSite, Problem, ProblemKind, TenantName, VolumeName};
 
 use crate::s3::{KEY, S3};
 use crate::server::{MIB, Server, assert_io, run, sample, until};
@@ -25,7 +27,8 @@ fn target(dir: &Path) -> BackupTarget {
 
 fn ask(name: &str, to: &Path) -> ShipBackup {
     let name = BackupName::new(name).expect("a name");
-    ShipBackup { name, to: target(to), now_ms: 1000, is_known: false, whole: false }
+    let to = target(to);
+    ShipBackup { name, to, now_ms: 1000, is_known: false, whole: false, sealed: None, vm: None }
 }
 
 async fn ship(server: &Server, ask: &ShipBackup) -> Result<ShippedBackup, Problem> {
@@ -158,6 +161,88 @@ async fn a_volume_that_was_shrunk_and_grown_comes_back_as_it_was() {
     let restored = restore(&server, "small", to.path()).await.expect("restored");
     assert_eq!(restored.size_bytes, 12 * MIB);
     assert_io(&server.qemu_io("small", &["read -P 1 0 8M", "read -P 0 8M 3M", "read -P 2 11M 1M"]));
+    check_pool(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_backup_of_a_large_volume_ships_little_more_than_what_changed() {
+    let server = Server::start().await;
+    let to = tempfile::tempdir().expect("a directory");
+    let size_bytes: u64 = 50 << 30;
+    server.create("data", size_bytes).await;
+    assert_io(&server.qemu_io("data", &["write -P 1 0 8M", "write -P 1 49G 8M", "flush"]));
+    let first = back_up(&server, "first", to.path()).await;
+    assert!(first.shipped_bytes <= 16 * MIB + LISTS_BYTES, "{first:?}");
+    // 20 MiB in 80 places.
+    let apart = size_bytes / 80 / MIB * MIB;
+    let writes = (0..80).map(|place| format!("write -P 2 {} 256k", place * apart));
+    let commands: Vec<String> = writes.chain(["flush".to_owned()]).collect();
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    assert_io(&server.qemu_io("data", &commands));
+    let second = back_up(&server, "second", to.path()).await;
+    eprintln!(
+        "20 MiB of a volume of 50 GiB have changed: {:.2} MiB are shipped",
+        second.shipped_bytes as f64 / MIB as f64
+    );
+    assert!((20 * MIB..=21 * MIB).contains(&second.shipped_bytes), "{second:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_disks_of_a_vm_are_backed_up_as_they_were_at_one_moment() {
+    let server = Server::start().await;
+    let to = tempfile::tempdir().expect("a directory");
+    let names = ["one", "two"].map(|name| VolumeName::new(name).expect("a name"));
+    for name in &names {
+        server.create(name.as_str(), MIB).await;
+    }
+    // In each round the second disk follows the first.
+    let (control, stop) = (server.control.clone(), Arc::new(AtomicBool::new(false)));
+    let (written, stopped) = (names.clone(), Arc::clone(&stop));
+    let writing = tokio::spawn(async move {
+        for round in 1_u64.. {
+            for name in &written {
+                let path = format!("/v1/volumes/{name}/data");
+                let mut bytes = vec![0; 4096];
+                bytes[..8].copy_from_slice(&round.to_le_bytes());
+                control
+                    .send_body::<()>(perigee_http::Method::PUT, &path, bytes)
+                    .await
+                    .expect("written");
+            }
+            if stopped.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+    });
+    for round in 0..5 {
+        let volumes = names.to_vec();
+        let seal = SealForBackup { volumes, to: target(to.path()), now_ms: 7 };
+        let sealed: Vec<SealedForBackup> =
+            server.control.post("/v1/backups/seal", &seal).await.expect("sealed");
+        let mut had = Vec::new();
+        for (name, sealed) in names.iter().zip(sealed) {
+            let backup = format!("{name}-{round}");
+            let asked = ShipBackup { sealed: Some(sealed), ..ask(&backup, to.path()) };
+            let path = format!("/v1/volumes/{name}/backup");
+            let shipped: ShippedBackup =
+                server.control.post_long(&path, &asked, |_| {}).await.expect("a backup");
+            assert_eq!((shipped.taken_ms, shipped.size_bytes), (7, MIB));
+            restore(&server, &backup, to.path()).await.expect("restored");
+            let path = format!("/v1/volumes/{backup}/data?length_bytes=8");
+            let bytes = server.control.get_bytes(&path).await.expect("its bytes");
+            had.push(u64::from_le_bytes(bytes[..].try_into().expect("eight bytes")));
+        }
+        assert!(had[0] == had[1] || had[0] == had[1] + 1, "{had:?}");
+    }
+    stop.store(true, Ordering::SeqCst);
+    writing.await.expect("no panic");
+    let twice = SealForBackup {
+        volumes: vec![names[0].clone(), names[0].clone()],
+        to: target(to.path()),
+        now_ms: 7,
+    };
+    let twice = server.control.post::<Vec<SealedForBackup>>("/v1/backups/seal", &twice).await;
+    assert_eq!(twice.expect_err("it would wait for itself").kind, ProblemKind::Invalid);
     check_pool(&server).await;
 }
 

@@ -11,7 +11,7 @@ use perigee_model::volume::Progress;
 use perigee_model::{BackupName, HostId, Problem, ProblemKind};
 use tokio::sync::Mutex;
 
-use super::{BACKUPS_PREFIX, BackupRecord, backup_key, list, reader};
+use super::{BACKUPS_PREFIX, BackupRecord, backup_key, list, reader, vm};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::records::Owned;
@@ -38,7 +38,7 @@ pub async fn drive(cluster: Arc<Cluster>, name: BackupName) -> Result<(), Proble
         let Some(record) = cluster.records.own::<BackupRecord>(&backup_key(&name)).await? else {
             return Ok(());
         };
-        let mut run = Run { cluster: &cluster, record, has_begun: false, has_answered: false };
+        let mut run = Run::new(&cluster, record);
         let problem = match run.view().state {
             BackupState::Completed | BackupState::Failed => return Ok(()),
             BackupState::Shipping => match run.ship().await {
@@ -46,7 +46,10 @@ pub async fn drive(cluster: Arc<Cluster>, name: BackupName) -> Result<(), Proble
                 Err(problem) => problem,
             },
             BackupState::Deleting => match run.delete().await {
-                Ok(()) => return cluster.records.remove(&backup_key(&name)).await,
+                Ok(()) => {
+                    vm::delete_parts(&cluster, run.view()).await?;
+                    return cluster.records.remove(&backup_key(&name)).await;
+                }
                 Err(problem) => problem,
             },
         };
@@ -54,6 +57,10 @@ pub async fn drive(cluster: Arc<Cluster>, name: BackupName) -> Result<(), Proble
         // A whole backup puts everything again at each try, so what it has put is no progress.
         if run.has_begun && !run.record.value.whole {
             (pause, failing_since) = (cluster.timing.poll, None);
+        }
+        // That others delete at the target is no failure of this one.
+        if run.waits_for_deletion {
+            failing_since = None;
         }
         let since = *failing_since.get_or_insert_with(Instant::now);
         let may_pass = problem.kind == ProblemKind::Unavailable && since.elapsed() < PATIENCE;
@@ -74,6 +81,14 @@ struct Run<'a> {
     has_begun: bool,
     /// The home has said that it ships no more for this backup.
     has_answered: bool,
+    /// Another backup is being deleted at the target.
+    waits_for_deletion: bool,
+}
+
+impl<'a> Run<'a> {
+    fn new(cluster: &'a Arc<Cluster>, record: Owned<BackupRecord>) -> Self {
+        Self { cluster, record, has_begun: false, has_answered: false, waits_for_deletion: false }
+    }
 }
 
 impl Run<'_> {
@@ -83,6 +98,7 @@ impl Run<'_> {
 
     /// Asks the volume's home to ship the backup, and hears how far it is. Who asked is recorded before.
     async fn ship(&mut self) -> Result<ShippedBackup, Problem> {
+        let sealed = vm::sealed(self.cluster, &mut self.record).await?;
         let view = self.view().clone();
         let home = volumes::settled_home(self.cluster, &view.volume).await?;
         let home = volumes::reachable(self.cluster, &home)?;
@@ -93,6 +109,8 @@ impl Run<'_> {
             to: view.at,
             now_ms: now_ms(),
             whole: self.record.value.whole,
+            sealed,
+            vm: self.record.value.vm.as_ref().map(|of_vm| Box::new(of_vm.has.clone())),
         };
         let path = format!("/v1/volumes/{}/backup", view.volume);
         let (done, total) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -137,6 +155,7 @@ impl Run<'_> {
         };
         if !self.record.value.asks && self.all().await?.iter().any(is_deleted) {
             let what = format!("can't back up volume {}", view.volume);
+            self.waits_for_deletion = true;
             let why = "another backup is being deleted at the target";
             return Err(Problem::unavailable(what, why));
         }
@@ -156,6 +175,10 @@ impl Run<'_> {
     /// Has the backup deleted at its target, while nobody ships to that.
     async fn delete(&mut self) -> Result<(), Problem> {
         let view = self.view().clone();
+        if view.host.is_none() {
+            // Nobody was asked to ship it, so nothing of it can be there.
+            return Ok(());
+        }
         let what = format!("can't delete backup {}", view.name);
         let ships = |one: &BackupRecord| one.asks && one.view.at.address == view.at.address;
         let looking = LOOKING.lock().await;
@@ -184,7 +207,8 @@ impl Run<'_> {
     async fn has_moved(&mut self) -> bool {
         let (volume, asked) = (self.view().volume.clone(), self.view().host.clone());
         let home = volumes::find(self.cluster, &volume).await.ok().map(|record| record.home);
-        self.cluster.index.is_changing_home(&volume) || (home.is_some() && home != asked)
+        self.cluster.index.is_changing_home(&volume)
+            || (asked.is_some() && home.is_some() && home != asked)
     }
 
     async fn completed(&mut self, shipped: &ShippedBackup) -> Result<(), Problem> {
@@ -195,6 +219,8 @@ impl Run<'_> {
         view.size_bytes = Some(shipped.size_bytes);
         view.data_bytes = Some(shipped.data_bytes);
         view.shipped_bytes = shipped.shipped_bytes;
+        vm::add_parts(self.cluster, &mut self.record.value.view).await?;
+        let view = self.view();
         view.progress = None;
         view.problem.clear();
         self.record.value.asks = false;
@@ -218,17 +244,27 @@ impl Run<'_> {
         let view = self.view().clone();
         let other = |one: &BackupRecord| {
             let view = &one.view;
-            let is_same = view.volume == self.record.value.view.volume
-                && view.at.address == self.record.value.view.at.address;
+            let own = &self.record.value.view;
+            let is_same = view.volume == own.volume
+                && view.at.address == own.at.address
+                && view.vm.is_some() == own.vm.is_some();
             is_same && view.state == BackupState::Shipping
         };
         if self.all().await?.iter().any(other) {
             return Ok(());
         }
-        let Some(host) = view.host.as_ref() else { return Ok(()) };
-        let Ok(host) = volumes::reachable(self.cluster, host) else { return Ok(()) };
+        // A VM's disk was sealed before its home was asked to ship it.
+        let host = match view.host.clone() {
+            None if view.vm.is_some() => {
+                volumes::settled_home(self.cluster, &view.volume).await.ok()
+            }
+            asked => asked,
+        };
+        let Some(host) = host else { return Ok(()) };
+        let Ok(host) = volumes::reachable(self.cluster, &host) else { return Ok(()) };
         let path = format!("/v1/volumes/{}/backup/end", view.volume);
-        if let Err(problem) = host.volume_slow.post::<()>(&path, &view.at).await {
+        let at = if view.vm.is_some() { view.at.of_vms() } else { view.at };
+        if let Err(problem) = host.volume_slow.post::<()>(&path, &at).await {
             tracing::warn!(%problem, "the layers of backup {} are kept at its home", view.name);
         }
         Ok(())

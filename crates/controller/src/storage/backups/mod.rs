@@ -3,20 +3,34 @@
 //! The volume's home ships a backup ([`perigee_model::backup`]); the controller orders that, and has it done again until it is done or given up. What was shipped is
 //! used again, so a controller or a volume server that is killed in the middle loses nothing. A restore is asked for again by whoever wants it: until all bytes are there,
 //! there is no volume.
+//!
+//! | question | file |
+//! |---|---|
+//! | How is a backup shipped, and how deleted? | `driver.rs` |
+//! | When does a schedule begin a backup, and which of its backups are deleted? | `rounds.rs`; the rules: `model/src/backup_schedule.rs` |
+//! | What do people ask of schedules? | `schedules.rs` |
+//! | What is the backup of a VM? | `vm.rs`; how a VM is made of one: `vms/from_backup.rs` |
+//! | Which backups are being read? | `reading.rs` |
 
 mod driver;
+mod reading;
 mod restore;
+mod rounds;
+pub mod schedules;
+mod vm;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use perigee_model::backup::{
-    Backup, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups, NewBackup,
-    VerifiedBackup, VerifyBackup,
+    Backup, BackupOf, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups,
+    NewBackup, VerifiedBackup, VerifyBackup,
 };
 use perigee_model::limits::BACKUPS;
+use perigee_model::persistent_vm::CloudInit;
 use perigee_model::units::compact_time;
 use perigee_model::volume::Progress;
-use perigee_model::{BackupName, HostId, Problem};
+use perigee_model::{BackupName, HostId, Problem, ScheduleName, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::now_ms;
@@ -25,7 +39,9 @@ use crate::records::{VolumeRecord, volume_key};
 use crate::storage::volumes;
 
 pub use driver::drive;
-pub use restore::restore;
+pub use restore::{find, restore};
+pub use rounds::run;
+use vm::OfVm;
 
 /// A backup, as it was last seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +52,12 @@ pub struct BackupRecord {
     pub whole: bool,
     /// The home is asked to ship it, and has not said that it ships no more. Meanwhile nothing is deleted at the target.
     pub asks: bool,
+    /// When its schedule was made, which may have been followed by another one of that name; Unix time.
+    #[serde(default)]
+    pub schedule_made_ms: Option<u64>,
+    /// Of the root disk of a VM.
+    #[serde(default)]
+    pub vm: Option<OfVm>,
 }
 
 const BACKUPS_PREFIX: &str = "backups/";
@@ -57,29 +79,89 @@ pub async fn drive_all(cluster: &Cluster) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Begins a backup of a volume; the answer comes at once.
+/// Begins a backup of a volume or of a VM; the answer comes at once.
 ///
 /// # Errors
-/// `NotFound` if there is no such volume; `Conflict` if it is a job's own; `Invalid` for a target that can't be one.
+/// `NotFound` if there is no such volume or VM; `Conflict` if it is a job's own; `Invalid` for a target that can't be one.
 pub async fn create(cluster: &Arc<Cluster>, ask: NewBackup) -> Result<Backup, Problem> {
     ask.to.check()?;
-    let volume = ask.volume;
-    let what = format!("can't back up volume {volume}");
-    volumes::find(cluster, &volume).await?;
-    if cluster.records.read::<VolumeRecord>(&volume_key(&volume)).await?.is_none() {
-        return Err(Problem::conflict(what, "it was made for a job and ends with it"));
+    let of = BackupOf::one(ask.volume, ask.vm)?;
+    let what = format!("can't back up {of}");
+    if let BackupOf::Volume(volume) = &of {
+        volumes::find(cluster, volume).await?;
     }
-    let known = cluster.records.keys(BACKUPS_PREFIX).await?.len();
-    BACKUPS.check(known + 1).map_err(|error| {
-        error.problem(&what).next("forget old ones: perigee backup delete NAME")
-    })?;
+    check_listed(cluster, &what, &of).await?;
+    begin(cluster, Begin { of, to: ask.to, whole: ask.whole, schedule: None }).await
+}
+
+/// Refuses what is a job's own, and a VM that there is not.
+async fn check_listed(cluster: &Cluster, what: &str, of: &BackupOf) -> Result<(), Problem> {
+    let volume = match of {
+        BackupOf::Vm(name) => return vm::find(cluster, name).map(drop),
+        BackupOf::Volume(volume) => volume,
+    };
+    match cluster.records.read::<VolumeRecord>(&volume_key(volume)).await? {
+        Some(_) => Ok(()),
+        None => Err(Problem::conflict(what, "it was made for a job and ends with it")),
+    }
+}
+
+/// A backup to be begun, of something that there is.
+struct Begin {
+    of: BackupOf,
+    to: BackupTarget,
+    whole: bool,
+    /// Its schedule, and when that was made.
+    schedule: Option<(ScheduleName, u64)>,
+}
+
+/// Makes the record of a backup, and starts its driver. No host is asked.
+///
+/// # Errors
+/// `Conflict` if another backup of the same began in this second; `Invalid` if there are too many; `Unavailable` if a VM has no disk yet.
+async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
+    let Begin { of, to, whole, schedule } = new;
+    let what = format!("can't back up {of}");
     let begun_ms = now_ms();
-    let name = BackupName::new(format!("{volume}-{}", compact_time(begun_ms)))
+    let name = BackupName::new(format!("{}-{}", of.name(), compact_time(begun_ms)))
         .map_err(|error| Problem::invalid(&what, error))?;
-    let view = Backup {
-        name: name.clone(),
+    let (volume, vm) = match &of {
+        BackupOf::Volume(volume) => (volume.clone(), None),
+        BackupOf::Vm(vm) => {
+            let (root, has) = vm::describe(cluster, vm, &name)?;
+            (root, Some(OfVm { has, sealed: BTreeMap::new() }))
+        }
+    };
+    let parts: Vec<BackupName> = vm.iter().flat_map(OfVm::parts).collect();
+    let known = cluster.records.keys(BACKUPS_PREFIX).await?.len();
+    BACKUPS.check(known + 1 + parts.len()).map_err(|error| {
+        error.problem(&what).next("delete old ones: perigee backup delete NAME")
+    })?;
+    let (schedule, schedule_made_ms) = schedule.unzip();
+    let is_of_vm = match of {
+        BackupOf::Volume(_) => None,
+        BackupOf::Vm(vm) => Some(vm),
+    };
+    let view = Backup { vm: is_of_vm, parts, schedule, ..new_backup(name, volume, to, begun_ms) };
+    let record = BackupRecord { view: view.clone(), whole, asks: false, schedule_made_ms, vm };
+    if !cluster.records.create_asked(&backup_key(&view.name), &record).await? {
+        return Err(
+            Problem::conflict(what, "another backup of it began in this second").next("try again")
+        );
+    }
+    cluster.drive_backup(&view.name);
+    Ok(view)
+}
+
+/// A backup of which nothing was shipped yet.
+fn new_backup(name: BackupName, volume: VolumeName, at: BackupTarget, begun_ms: u64) -> Backup {
+    Backup {
+        name,
         volume,
-        at: ask.to,
+        vm: None,
+        parts: Vec::new(),
+        part_of: None,
+        at,
         host: None,
         state: BackupState::Shipping,
         begun_ms,
@@ -90,15 +172,8 @@ pub async fn create(cluster: &Arc<Cluster>, ask: NewBackup) -> Result<Backup, Pr
         shipped_bytes: 0,
         progress: None,
         problem: String::new(),
-    };
-    let record = BackupRecord { view: view.clone(), whole: ask.whole, asks: false };
-    if !cluster.records.create_asked(&backup_key(&name), &record).await? {
-        return Err(
-            Problem::conflict(what, "another backup of it began in this second").next("try again")
-        );
+        schedule: None,
     }
-    cluster.drive_backup(&name);
-    Ok(view)
 }
 
 /// All backups that the controller knows.
@@ -125,7 +200,7 @@ pub async fn get(cluster: &Cluster, name: &BackupName) -> Result<Backup, Problem
 /// Deletes a backup in the background, with what no other one at its target needs. Or only forgets it: then what is at the target stays.
 ///
 /// # Errors
-/// `NotFound`; `Conflict` while it is shipped.
+/// `NotFound`; `Conflict` while it is shipped or read.
 pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Result<(), Problem> {
     let key = backup_key(name);
     let Some(mut record) = cluster.records.own::<BackupRecord>(&key).await? else {
@@ -139,7 +214,26 @@ pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Resul
         )
         .next("wait until it is complete, or has failed"));
     }
+    let refused = |why: String, next: &str| {
+        Err(Problem::conflict(format!("can't delete backup {name}"), why).next(next))
+    };
+    if reading::is_read(name) {
+        return refused("it is being restored or verified".to_owned(), "wait until that is over");
+    }
+    if let Some(root) = &view.part_of
+        && let Some(root) = cluster.records.read::<BackupRecord>(&backup_key(root)).await?
+    {
+        let why = format!("it is a part of backup {}", root.view.name);
+        return refused(why, "delete that one");
+    }
+    if let Some(part) = vm::part_that_is_shipped(cluster, &view.parts).await? {
+        let why = format!("its part {part} is being shipped");
+        return refused(why, "wait until it is complete, or has failed");
+    }
     if forget {
+        for part in &view.parts {
+            cluster.records.remove(&backup_key(part)).await?;
+        }
         return cluster.records.remove(&key).await;
     }
     view.state = BackupState::Deleting;
@@ -156,10 +250,15 @@ pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Resul
 pub async fn look(cluster: &Cluster, ask: &LookForBackups) -> Result<Vec<FoundBackup>, Problem> {
     ask.at.check()?;
     let host = reader(cluster, &ask.at, ask.host.as_ref()).await?;
-    host.volume_slow.post("/v1/backups/list", &ask.at).await
+    let mut all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &ask.at).await?;
+    for of_vm in all.iter_mut().filter_map(|found| found.vm.as_mut()) {
+        // It may have secrets.
+        of_vm.vm.cloud_init = CloudInit::default();
+    }
+    Ok(all)
 }
 
-/// Has a backup read and compared with its checksums.
+/// Has a backup read and compared with its checksums: of a VM that the controller knows, with all its disks.
 ///
 /// # Errors
 /// `NotFound`; what the host says.
@@ -168,10 +267,20 @@ pub async fn verify(
     name: &BackupName,
     ask: CheckBackup,
 ) -> Result<VerifiedBackup, Problem> {
-    let (at, host) = place(cluster, name, ask.at, ask.host).await?;
-    let host = reader(cluster, &at, host.as_ref()).await?;
-    let ask = VerifyBackup { backup: name.clone(), at };
-    host.volume.post_long("/v1/backups/verify", &ask, |_: Progress| {}).await
+    let known: Option<BackupRecord> = cluster.records.read(&backup_key(name)).await?;
+    let parts = known.map(|record| record.view.parts).unwrap_or_default();
+    let mut all = VerifiedBackup { read_bytes: 0, problems: Vec::new() };
+    for name in std::iter::once(name).chain(&parts) {
+        let (at, host) = place(cluster, name, ask.at.clone(), ask.host.clone()).await?;
+        let _reading = reading::begin(name);
+        let host = reader(cluster, &at, host.as_ref()).await?;
+        let ask = VerifyBackup { backup: name.clone(), at };
+        let read: VerifiedBackup =
+            host.volume.post_long("/v1/backups/verify", &ask, |_: Progress| {}).await?;
+        all.read_bytes += read.read_bytes;
+        all.problems.extend(read.problems);
+    }
+    Ok(all)
 }
 
 /// Where a backup is, and the host that is named or has shipped it.

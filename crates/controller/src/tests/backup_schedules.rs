@@ -1,0 +1,300 @@
+//! Backups by schedule: when one begins, which ones are deleted, and what a target that fails does.
+
+use perigee_model::backup::{
+    Backup, BackupState, BackupTarget, NewBackup, RestoreBackup, RestoreVmBackup,
+};
+use perigee_model::backup_schedule::{BackupSchedule, Keep, NewBackupSchedule};
+use perigee_model::job::{Start, Vm};
+use perigee_model::persistent_vm::{CloudInit, NewVm, VmState};
+use perigee_model::volume::Snapshot;
+use perigee_model::{ImageName, Problem, ProblemKind, ScheduleName, VmId, VolumeName};
+
+use super::persistent_vms::{new_vm, web};
+use super::{Lab, data_volume, wait_for};
+use crate::clock::now_ms;
+use crate::records::declared;
+use crate::storage::backups::schedules::{self, ScheduleRecord, TURN, schedule_key};
+use crate::storage::{backups, images, volumes};
+use crate::vms::{self, from_backup};
+
+const TO: &str = "/srv/backups";
+const DAY_MS: u64 = 86_400_000;
+
+fn ask(keep: &str) -> NewBackupSchedule {
+    NewBackupSchedule {
+        volume: Some(data_volume()),
+        vm: None,
+        to: BackupTarget { address: TO.to_owned(), endpoint: None },
+        every_s: 3600,
+        keep: keep.parse::<Keep>().expect("rules").0,
+    }
+}
+
+impl Lab {
+    async fn schedule(&self) -> BackupSchedule {
+        let mut all = schedules::list(&self.cluster).await.expect("schedules");
+        assert_eq!(all.len(), 1, "{all:?}");
+        all.remove(0)
+    }
+
+    async fn backups(&self) -> Vec<Backup> {
+        backups::list(&self.cluster).await.expect("backups")
+    }
+
+    /// The schedule's next backup is due at this time.
+    async fn is_due(&self, at_ms: u64) {
+        let _turn = TURN.lock().await;
+        let key = schedule_key(&self.schedule().await.name);
+        let owned = self.cluster.records.own::<ScheduleRecord>(&key).await.expect("the store");
+        let mut record = owned.expect("the schedule");
+        record.value.view.next_ms = Some(at_ms);
+        record.save().await.expect("saved");
+    }
+
+    /// A backup of the schedule begins that is of this moment, and ends. Nothing waits to be deleted then.
+    async fn backs_up_at(&self, taken_ms: u64) -> BackupSchedule {
+        self.cloud.inside().backups.taken_ms = Some(taken_ms);
+        self.is_due(1).await;
+        let schedule = wait_for("the backup", async || {
+            let schedule = self.schedule().await;
+            let is_done = schedule.under_way.is_none() && schedule.next_ms > Some(1);
+            is_done.then_some(schedule)
+        });
+        let schedule = schedule.await;
+        wait_for("the deletions", async || {
+            let all = self.backups().await;
+            all.iter().all(|one| one.state != BackupState::Deleting).then_some(())
+        })
+        .await;
+        schedule
+    }
+
+    /// The moments of the backups that the target has.
+    async fn has(&self) -> Vec<u64> {
+        let at = self.cloud.inside().backups.at.get(TO).cloned().unwrap_or_default();
+        let all = self.backups().await;
+        let there = all.iter().filter(|one| at.contains_key(&one.name));
+        let mut taken: Vec<u64> = there.filter_map(|one| one.taken_ms).collect();
+        assert_eq!(taken.len(), at.len(), "{all:?} {at:?}");
+        taken.sort_unstable();
+        taken
+    }
+}
+
+#[tokio::test]
+async fn a_schedule_keeps_what_it_is_told_and_a_target_that_fails_loses_nothing() {
+    let lab = Lab::up().await;
+    schedules::set(&lab.cluster, ask("2d")).await.expect("a schedule");
+    wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
+    let first = lab.has().await;
+    let day = |number: u64, hour: u64| (30_000 + number) * DAY_MS + hour * DAY_MS / 24;
+    lab.backs_up_at(day(0, 1)).await;
+    let second = lab.backs_up_at(day(0, 2)).await;
+    assert_eq!(lab.has().await, [first[0], day(0, 2)], "the newest of each of two days");
+    assert_eq!((second.kept, second.last_success_ms), (2, Some(day(0, 2))));
+
+    let full = Problem::new(ProblemKind::NoSpace, "can't write /srv/backups", "it is full");
+    lab.cloud.inside().backups.refuses = Some(full);
+    let failed = lab.backs_up_at(day(1, 0)).await;
+    assert!(failed.problem.contains("it is full"), "{failed:?}");
+    assert!(failed.last_failure.is_some_and(|failure| failure.why.contains("it is full")));
+    assert_eq!((failed.kept, failed.last_success_ms), (2, Some(day(0, 2))));
+    assert_eq!(lab.has().await, [first[0], day(0, 2)], "nothing is deleted");
+
+    lab.cloud.inside().backups.refuses = None;
+    let again = lab.backs_up_at(day(1, 0)).await;
+    assert!(again.problem.is_empty() && again.last_failure.is_some(), "{again:?}");
+    assert_eq!(lab.has().await, [day(0, 2), day(1, 0)]);
+    assert_eq!(lab.backups().await.len(), 2, "and the failed one is not listed any more");
+
+    // The clock is set back: the last backup that was made is kept for all that.
+    lab.backs_up_at(day(0, 3)).await;
+    assert_eq!(lab.has().await, [day(0, 3), day(1, 0)]);
+    lab.backs_up_at(day(0, 1)).await;
+    assert_eq!(lab.has().await, [day(0, 1), day(0, 3), day(1, 0)]);
+}
+
+#[tokio::test]
+async fn a_schedule_begins_no_second_backup_and_one_for_all_that_it_missed() {
+    let mut lab = Lab::up().await;
+    lab.cloud.inside().backups.hangs = true;
+    schedules::set(&lab.cluster, ask("2d")).await.expect("a schedule");
+    wait_for("the first backup", async || lab.schedule().await.under_way.map(drop)).await;
+    lab.is_due(1).await;
+    let asked = lab.cloud.inside().backups.asked;
+    lab.restart_controller().await;
+    wait_for("it to be asked for again", async || {
+        (lab.cloud.inside().backups.asked > asked).then_some(())
+    })
+    .await;
+    assert_eq!(lab.backups().await.len(), 1);
+    lab.cloud.inside().backups.hangs = false;
+    let first = wait_for("it to be complete", async || {
+        let schedule = lab.schedule().await;
+        schedule.under_way.is_none().then_some(schedule)
+    })
+    .await;
+    assert!(first.next_ms.is_some_and(|next_ms| next_ms > now_ms()), "{first:?}");
+    assert_eq!(lab.backups().await.len(), 1);
+    lab.is_due(now_ms() - 10 * 3_600_000).await;
+    let second = wait_for("another one", async || {
+        let schedule = lab.schedule().await;
+        (schedule.last_success_ms > first.last_success_ms).then_some(schedule)
+    })
+    .await;
+    assert!(second.next_ms.is_some_and(|next_ms| next_ms > now_ms()), "{second:?}");
+    assert_eq!(lab.backups().await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_controller_that_is_killed_before_it_notes_a_backup_begins_no_second_one() {
+    let mut lab = Lab::up().await;
+    lab.cloud.inside().backups.hangs = true;
+    let cut = lab.cluster.records.counts.cut_at("backup_schedules/", 2);
+    schedules::set(&lab.cluster, ask("2d")).await.expect("a schedule");
+    wait_for("the kill", async || cut.is_reached().then_some(())).await;
+    lab.restart_controller().await;
+    wait_for("the backup", async || lab.schedule().await.under_way.map(drop)).await;
+    assert_eq!(lab.backups().await.len(), 1);
+}
+
+#[tokio::test]
+async fn the_schedule_of_a_deleted_volume_ends_and_its_backups_stay() {
+    let lab = Lab::up().await;
+    schedules::set(&lab.cluster, ask("1d")).await.expect("a schedule");
+    wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
+    volumes::delete(&lab.cluster, &data_volume()).await.expect("deleted");
+    let ended = lab.schedule().await;
+    assert!(ended.ended.contains("was deleted") && ended.next_ms.is_none(), "{ended:?}");
+    assert_eq!(lab.has().await.len(), 1);
+    schedules::remove(&lab.cluster, &ended.name).await.expect("removed");
+    let unknown = schedules::remove(&lab.cluster, &ended.name).await.expect_err("it is gone");
+    assert_eq!(unknown.kind, ProblemKind::NotFound);
+    assert_eq!(lab.has().await.len(), 1);
+}
+
+#[tokio::test]
+async fn the_same_volume_and_target_changes_the_schedule_and_another_target_makes_one() {
+    let lab = Lab::up().await;
+    let first = schedules::set(&lab.cluster, ask("1d")).await.expect("a schedule");
+    let again = NewBackupSchedule { every_s: 60, ..ask("4w") };
+    let changed = schedules::set(&lab.cluster, again).await.expect("changed");
+    assert_eq!((&changed.name, changed.made_ms, changed.every_s), (&first.name, first.made_ms, 60));
+    let elsewhere = BackupTarget { address: "s3://bucket".to_owned(), endpoint: None };
+    let other = NewBackupSchedule { to: elsewhere, ..ask("1d") };
+    let other = schedules::set(&lab.cluster, other).await.expect("a schedule");
+    assert_eq!(other.name, ScheduleName::new("tpch-2").expect("a name"));
+    let none = VolumeName::new("none").expect("a name");
+    let none = NewBackupSchedule { volume: Some(none), ..ask("1d") };
+    let none = schedules::set(&lab.cluster, none).await.expect_err("there is no such volume");
+    assert_eq!(none.kind, ProblemKind::NotFound);
+}
+
+/// A VM whose root disk and data volume are at the same host, which runs.
+async fn with_a_vm() -> Lab {
+    let lab = Lab::up().await;
+    let cloud_init = CloudInit { user: Some("ann".to_owned()), ..CloudInit::default() };
+    lab.make_vm(NewVm { start: Start::Anywhere, cloud_init, ..new_vm("cloud1") }).await;
+    lab.runs().await;
+    lab
+}
+
+fn of_web() -> NewBackup {
+    let to = BackupTarget { address: TO.to_owned(), endpoint: None };
+    NewBackup { volume: None, vm: Some(web()), to, whole: false }
+}
+
+impl Lab {
+    async fn ended(&self, backup: &Backup) -> Backup {
+        wait_for("the backup to end", async || {
+            let known = backups::get(&self.cluster, &backup.name).await.expect("the backup");
+            (known.state != BackupState::Shipping).then_some(known)
+        })
+        .await
+    }
+
+    /// Everything that hosts have at the target.
+    fn at_target(&self) -> usize {
+        let of = |inside: &super::fake::Inside| inside.backups.at.get(TO).map_or(0, |at| at.len());
+        of(&self.home.inside()) + of(&self.cloud.inside())
+    }
+}
+
+#[tokio::test]
+async fn a_vm_is_backed_up_with_its_disks_of_one_moment_and_restored_beside_itself() {
+    let lab = with_a_vm().await;
+    let begun = backups::create(&lab.cluster, of_web()).await.expect("a backup");
+    let done = lab.ended(&begun).await;
+    let is = (done.state, done.parts.len(), done.size_bytes);
+    assert_eq!(is, (BackupState::Completed, 1, Some(2 << 30)), "{done:?}");
+    let sealed: Vec<_> = [&lab.home, &lab.cloud]
+        .iter()
+        .flat_map(|host| host.inside().backups.sealed.clone())
+        .collect();
+    assert_eq!(sealed.iter().map(Vec::len).sum::<usize>(), 2, "{sealed:?}");
+    let ask = RestoreVmBackup { vm: VmId::new("web2").expect("a name"), host: None, from: None };
+    let made = from_backup::restore(&lab.cluster, &done.name, ask.clone(), "ann".to_owned());
+    let made: Vm = made.await.expect("a VM");
+    assert_eq!(made.status, VmState::Stopped);
+    let record = lab.cluster.index.of_vm(&ask.vm).expect("its record");
+    let new = declared(&record).expect("a VM without a job");
+    assert_eq!((new.image.as_str(), new.disk_bytes), ("web2-restored", Some(1 << 30)));
+    assert_eq!(new.volumes.len(), 1);
+    assert_eq!(new.volumes[0].volume.as_str(), "web2-data0");
+    let persistent = record.kind.persistent_vm().expect("a VM without a job");
+    assert_eq!(persistent.cloud_init.user.as_deref(), Some("ann"));
+    let again = from_backup::restore(&lab.cluster, &done.name, ask, "ann".to_owned()).await;
+    assert_eq!(again.expect_err("it is there").kind, ProblemKind::Conflict);
+    // A part alone makes a volume, and is not deleted alone.
+    let volume = VolumeName::new("alone").expect("a name");
+    let alone = RestoreBackup { volume, host: None, from: None };
+    backups::restore(&lab.cluster, &done.parts[0], alone).await.expect("a volume");
+    let part = backups::delete(&lab.cluster, &done.parts[0], false).await.expect_err("a part");
+    assert_eq!(part.kind, ProblemKind::Conflict);
+    backups::delete(&lab.cluster, &done.name, false).await.expect("it is deleted");
+    wait_for("all of it to be gone", async || {
+        (lab.backups().await.is_empty() && lab.at_target() == 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_restore_of_a_vm_that_fails_leaves_no_disks() {
+    let lab = with_a_vm().await;
+    let begun = backups::create(&lab.cluster, of_web()).await.expect("a backup");
+    let done = lab.ended(&begun).await;
+    let all = async || {
+        let mut all = volumes::volumes(&lab.cluster).await.expect("volumes");
+        all.retain(|volume| volume.name.as_str().starts_with("web2-"));
+        all.len()
+    };
+    // The image of its root disk can't be made, and by then there are all disks.
+    let taken = Snapshot { image: ImageName::new("web2-restored").expect("a name") };
+    images::snapshot(&lab.cluster, &data_volume(), &taken).await.expect("an image");
+    let ask = RestoreVmBackup { vm: VmId::new("web2").expect("a name"), host: None, from: None };
+    let failed = from_backup::restore(&lab.cluster, &done.name, ask.clone(), "ann".to_owned());
+    assert_eq!(failed.await.expect_err("the name is taken").kind, ProblemKind::Conflict);
+    assert_eq!(all().await, 0);
+    assert!(lab.cluster.index.of_vm(&ask.vm).is_none());
+}
+
+#[tokio::test]
+async fn the_schedule_of_a_vm_backs_up_that_vm_and_no_later_one_of_its_name() {
+    let lab = with_a_vm().await;
+    let of_vm = NewBackupSchedule { volume: None, vm: Some(web()), ..ask("1d") };
+    let made = schedules::set(&lab.cluster, of_vm).await.expect("a schedule");
+    assert_eq!(made.name.as_str(), "web");
+    wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
+    assert_eq!(lab.backups().await.len(), 2, "the root disk and the volume");
+    vms::persistent::delete(&lab.cluster, &web(), true).await.expect("deleted");
+    wait_for("the VM to be gone", async || lab.cluster.index.of_vm(&web()).is_none().then_some(()))
+        .await;
+    lab.is_due(1).await;
+    let ended = wait_for("the schedule to end", async || {
+        let schedule = lab.schedule().await;
+        (!schedule.ended.is_empty()).then_some(schedule)
+    })
+    .await;
+    assert!(ended.ended.contains("VM web was deleted"), "{ended:?}");
+    assert_eq!(lab.at_target(), 2);
+}

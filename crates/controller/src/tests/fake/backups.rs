@@ -1,0 +1,140 @@
+//! The part of a fake volume server that ships backups: of what a target has, it remembers what it was asked to ship.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::routing::post;
+use perigee_http::{Json, Reply};
+use perigee_model::backup::{
+    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, SealForBackup, SealedForBackup,
+    ShipBackup, ShippedBackup,
+};
+use perigee_model::volume::{CreateVolume, IoStats, Step, VolumeInfo, VolumeSource};
+use perigee_model::{BackupName, LayerId, Problem, VolumeName};
+use serde::Serialize;
+
+use super::{Inside, Shared, Volume, volume_info};
+
+/// What a test looks at or changes.
+#[derive(Default)]
+pub struct Backups {
+    /// What each target has.
+    pub at: BTreeMap<String, BTreeMap<BackupName, ShipBackup>>,
+    /// The volumes that were sealed together.
+    pub sealed: Vec<Vec<VolumeName>>,
+    /// How often something was to be shipped.
+    pub asked: u64,
+    /// Nothing is complete meanwhile.
+    pub hangs: bool,
+    /// Why nothing can be shipped.
+    pub refuses: Option<Problem>,
+    /// The moment of the next backup; `None`: as the controller says.
+    pub taken_ms: Option<u64>,
+}
+
+pub fn routes() -> Router<Arc<Mutex<Inside>>> {
+    Router::new()
+        .route("/v1/volumes/{volume}/backup", post(ship))
+        .route("/v1/volumes/{volume}/backup/end", post(end))
+        .route("/v1/backups/delete", post(delete))
+        .route("/v1/backups/seal", post(seal))
+        .route("/v1/backups/list", post(list))
+        .route("/v1/volumes/{volume}/restore", post(restore))
+}
+
+fn step<T: Serialize>(step: &Step<T>) -> String {
+    serde_json::to_string(step).expect("JSON") + "\n"
+}
+
+async fn ship(
+    State(inside): Shared,
+    Path(_): Path<VolumeName>,
+    Json(ask): Json<ShipBackup>,
+) -> String {
+    inside.lock().expect("lock").backups.asked += 1;
+    while inside.lock().expect("lock").backups.hangs {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let backups = &mut inside.lock().expect("lock").backups;
+    if let Some(problem) = backups.refuses.clone() {
+        return step(&Step::<ShippedBackup>::Failed(problem));
+    }
+    let taken_ms = ask.sealed.as_ref().map_or(ask.now_ms, |sealed| sealed.taken_ms);
+    let taken_ms = backups.taken_ms.unwrap_or(taken_ms);
+    backups.at.entry(ask.to.address.clone()).or_default().insert(ask.name.clone(), ask);
+    step(&Step::Done(ShippedBackup {
+        taken_ms,
+        size_bytes: 1 << 30,
+        data_bytes: 4096,
+        shipped_bytes: 4096,
+    }))
+}
+
+async fn end(State(_): Shared, Json(_): Json<BackupTarget>) -> Reply<()> {
+    Ok(Json(()))
+}
+
+async fn delete(State(inside): Shared, Json(ask): Json<DeleteBackup>) -> String {
+    let backups = &mut inside.lock().expect("lock").backups;
+    if let Some(problem) = backups.refuses.clone() {
+        return step(&Step::<()>::Failed(problem));
+    }
+    backups.at.entry(ask.at.address).or_default().remove(&ask.backup);
+    step(&Step::Done(()))
+}
+
+async fn seal(
+    State(inside): Shared,
+    Json(ask): Json<SealForBackup>,
+) -> Reply<Vec<SealedForBackup>> {
+    let taken_ms = ask.now_ms;
+    let layer = |_: &VolumeName| LayerId(uuid::Uuid::new_v4());
+    let sealed = ask.volumes.iter().map(layer);
+    let sealed = sealed.map(|layer| SealedForBackup { layer, size_bytes: 1 << 30, taken_ms });
+    let sealed = sealed.collect();
+    inside.lock().expect("lock").backups.sealed.push(ask.volumes);
+    Ok(Json(sealed))
+}
+
+async fn list(State(inside): Shared, Json(at): Json<BackupTarget>) -> Reply<Vec<FoundBackup>> {
+    let inside = inside.lock().expect("lock");
+    let all = inside.backups.at.get(&at.address).into_iter().flatten();
+    let found = |(name, asked): (&BackupName, &ShipBackup)| FoundBackup {
+        name: name.clone(),
+        volume: None,
+        taken_ms: asked.now_ms,
+        size_bytes: 1 << 30,
+        data_bytes: 4096,
+        problem: String::new(),
+        vm: asked.vm.clone(),
+    };
+    Ok(Json(all.map(found).collect()))
+}
+
+async fn restore(
+    State(inside): Shared,
+    Path(name): Path<VolumeName>,
+    Json(ask): Json<RestoreVolume>,
+) -> String {
+    let mut inside = inside.lock().expect("lock");
+    let has = inside.backups.at.get(&ask.from.address);
+    if !has.is_some_and(|has| has.contains_key(&ask.backup)) {
+        return step(&Step::<VolumeInfo>::Failed(Problem::not_found("restore", "it is not here")));
+    }
+    let info = volume_info(&CreateVolume {
+        name: name.clone(),
+        size_bytes: Some(1 << 30),
+        source: VolumeSource::Empty,
+        tenant: ask.tenant,
+        cache: Default::default(),
+        owner: None,
+        leave_site: ask.leave_site,
+    });
+    let (data, stats) = (ask.backup.to_string().into_bytes(), IoStats::default());
+    let volume = Volume { info: info.clone(), issued: 1, returned: 0, data, stats };
+    inside.volumes.insert(name, volume);
+    step(&Step::Done(info))
+}
