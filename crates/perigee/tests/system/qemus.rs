@@ -1,6 +1,6 @@
 //! A VM with all of our devices moves between a host of Debian 12 with QEMU 7.2 and a host of Debian 13 with QEMU 10.0, and back.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use perigee_lab::{Definition, LabId};

@@ -1,6 +1,6 @@
 //! A cluster whose daemons get a new version one after the other, go back, and get the new version again, under a VM that never stops.
 
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use perigee_lab::{Definition, LabId};
