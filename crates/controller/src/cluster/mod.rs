@@ -11,6 +11,7 @@ pub mod history_cache;
 mod hosts;
 mod index;
 mod lanes;
+mod lately;
 pub mod ledger;
 mod links;
 pub mod measurements;
@@ -22,6 +23,7 @@ pub mod price_list;
 pub mod rentals;
 pub mod renter;
 mod restored;
+mod series;
 mod settings;
 pub mod staging;
 mod strange_images;
@@ -67,6 +69,8 @@ pub use index::holds::{Alone, Detachment, Hold};
 pub(crate) use index::tests::moved;
 pub use index::{Grant, Index, Lent, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};
+use lately::Lately;
+pub use lately::Gathered;
 use ledger::Ledger;
 pub use links::{Ask, Links, Local};
 use measurements::Measurements;
@@ -76,6 +80,8 @@ use price_list::Prices;
 use rentals::{RentalTiming, Rentals};
 use renter::{Renter, RenterTiming};
 use restored::Restored;
+pub use series::Points;
+use series::Series;
 pub use settings::Settings;
 use staging::Staging;
 use strange_images::StrangeImages;
@@ -231,6 +237,10 @@ pub struct Cluster {
     pub networks: Networks,
     /// Migrations share links.
     pub lanes: Lanes,
+    /// What decisions about all running VMs have in common.
+    pub lately: Lately,
+    /// The figures over time of the jobs that run now.
+    pub series: Series,
     pub history_cache: HistoryCache,
     pub wakes: Wakes,
     /// When this controller was started. What it knows of what is older may come from a backup.
@@ -345,6 +355,8 @@ impl Cluster {
             paces: Paces::default(),
             networks: Networks::default(),
             lanes: Lanes::default(),
+            lately: Lately::default(),
+            series: Series::default(),
             history_cache,
             wakes: Wakes::default(),
             begun_ms: now_ms(),

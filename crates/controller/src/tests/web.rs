@@ -4,12 +4,14 @@ use axum::Extension;
 use perigee_http::{Peer, Refusal};
 use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, ClusterVolume, Job, JobSpec, JobState};
+use perigee_model::persistent_vm::StopVm;
 use perigee_model::tenant::{AuditEntry, NewUser, Role, User};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::tenants::{Tenants, make_token, new_volume, small};
 use super::{PATIENCE, finish, spec, vm_of, wait_for};
+use crate::cluster::Index;
 
 /// Where browsers ask, and the address as they write it.
 struct Site {
@@ -447,6 +449,29 @@ impl Stream {
 fn attribute<'a>(page: &'a str, name: &str) -> &'a str {
     let value = page.split(&format!("{name}=\"")).nth(1).and_then(|rest| rest.split('"').next());
     value.unwrap_or_else(|| panic!("no {name}: {page}"))
+}
+
+/// The first page reads nothing of the store for jobs that have ended, however many there are.
+#[tokio::test]
+async fn a_job_that_has_failed_is_on_the_first_page_until_it_is_deleted() {
+    let site = Site::up().await;
+    site.tenants.share_debian().await;
+    let (amy, lab) = (&site.tenants.amy, &site.tenants.lab);
+    let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
+    let job: Job = amy.post("/v1/jobs", &asked).await.expect("a job");
+    lab.wait_for_vm(&lab.home, &vm_of(&job.id)).await;
+    amy.post::<()>("/v1/vms/q-0001/stop", &StopVm::default()).await.expect("stopped");
+    lab.wait_for_state(&job.id, JobState::Failed).await;
+    let is_told = async |of: &str| {
+        let page = site.get(&site.cookie(of).await, "/").await;
+        page.body.contains("q-0001 failed")
+    };
+    assert!(is_told("acme/amy").await && is_told("acme/ann").await && !is_told("blue/bob").await);
+    let again = Index::load(&lab.cluster.records).await.expect("after a restart");
+    assert_eq!(again.failed().len(), 1);
+    let delete = async || amy.delete("/v1/jobs/q-0001").await.ok();
+    wait_for("the job to be deleted", delete).await;
+    assert!(!is_told("acme/amy").await);
 }
 
 /// The controller keeps what it has seen for one reader, and shows it to others who see the same.

@@ -133,7 +133,8 @@ async fn page_of(ask: &Ask<'_>, uri: &Uri) -> Result<Page, Problem> {
             Ok(front::queue(&all, &asked, ask.now_ms))
         }
         ["vms"] => {
-            let all = ask.get("/v1/vms", api::vms::list(ask.state(), caller.clone())).await?;
+            let answer = api::vms::list_lately(ask.state(), caller.clone());
+            let all = ask.get("/v1/vms", answer).await?;
             let has = |vm: &Vm, text: &str| vm.id.as_str().contains(text);
             let rows = |shown: Vec<_>| front::vms("vms", shown.into_iter());
             Ok(lists::page("VMs", "/vms", "perigee vm list", &all, &asked, has, rows))
