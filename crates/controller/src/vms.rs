@@ -359,10 +359,17 @@ pub async fn attach_console(
     peer: Peer,
     request: Request,
 ) -> Result<Response, Problem> {
-    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
     let asked = websocket::asked(request)?;
-    let console = host.agent.tunnel(&format!("/v1/vms/{vm}/console/attach")).await?;
-    Ok(carry(cluster, console, (token, peer), asked))
+    Ok(carry(cluster, open_console(cluster, vm).await?, (token, peer), asked))
+}
+
+/// Opens a VM's serial console at its host.
+///
+/// # Errors
+/// As [`attach_console`].
+pub async fn open_console(cluster: &Cluster, vm: &VmId) -> Result<Tunnel, Problem> {
+    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
+    host.agent.tunnel(&format!("/v1/vms/{vm}/console/attach")).await
 }
 
 /// Carries bytes between a VNC viewer and a VM's screen, as [`attach_console`] does.
@@ -375,10 +382,17 @@ pub async fn view_screen(
     (token, peer): (Option<UsedToken>, Peer),
     request: Request,
 ) -> Result<Response, Problem> {
-    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
     let asked = websocket::asked(request)?;
-    let screen = host.agent.tunnel(&format!("/v1/vms/{vm}/vnc")).await?;
-    Ok(carry(cluster, screen, (token, peer), asked))
+    Ok(carry(cluster, open_screen(cluster, vm).await?, (token, peer), asked))
+}
+
+/// Opens a VM's screen at its host.
+///
+/// # Errors
+/// As [`view_screen`].
+pub async fn open_screen(cluster: &Cluster, vm: &VmId) -> Result<Tunnel, Problem> {
+    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
+    host.agent.tunnel(&format!("/v1/vms/{vm}/vnc")).await
 }
 
 /// Carries bytes between a client and port 22 of a guest, as [`attach_console`] does. A VM's host reaches a card in a user network, and the
@@ -423,7 +437,8 @@ pub async fn ssh(
     Ok(carry(cluster, tunnel, (token, peer), asked))
 }
 
-fn carry(
+/// Carries bytes between a client's WebSocket and this tunnel, until one side has closed or the client may have it no more.
+pub fn carry(
     cluster: &Arc<Cluster>,
     mut tunnel: Tunnel,
     (token, peer): (Option<UsedToken>, Peer),

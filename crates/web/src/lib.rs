@@ -21,6 +21,7 @@
 //! | What is wrong, and what is said of it? | `trouble.rs` |
 //! | How are times, sizes and states said? | `words.rs` |
 //! | How does a page stay fresh? | `assets/page.js`; in the controller: `web/live.rs` |
+//! | How is a VM's console or screen shown? | `assets/console.js`; the programs of others for that, and their licences: `assets/vendor`, made by `scripts/vendor-web`; in the controller: `web/machine.rs` |
 
 #![warn(missing_docs)]
 
@@ -39,4 +40,7 @@ pub mod words;
 #[cfg(test)]
 mod tests;
 
-pub use document::{Frame, PageText, SCRIPT, STYLE, login, render, script_path, style_path};
+pub use document::{
+    CONSOLE, Frame, PageText, SCRIPT, STYLE, TERMINAL, TERMINAL_STYLE, VIEWER, login, render,
+    script_path, style_path,
+};

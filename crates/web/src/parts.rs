@@ -231,6 +231,19 @@ pub struct Map {
     pub lines: Vec<Line>,
 }
 
+/// A VM's console or screen, which a script shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    /// What it is: `console` or `screen`.
+    pub kind: &'static str,
+    /// What it is of, for those who don't see the page.
+    pub label: String,
+    /// The path of its WebSocket.
+    pub socket: String,
+    /// The path of the program that shows it.
+    pub library: &'static str,
+}
+
 /// A part of a page, with a heading.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Section {
@@ -252,6 +265,8 @@ pub struct Section {
     pub table: Option<Table>,
     /// A map.
     pub map: Option<Map>,
+    /// A console or a screen.
+    pub machine: Option<Machine>,
     /// A question.
     pub confirm: Option<Confirm>,
     /// Where it goes on.

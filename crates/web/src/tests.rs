@@ -132,6 +132,7 @@ fn frame(path: &str) -> Frame {
         can_log_out: true,
         path: path.to_owned(),
         is_live: true,
+        ..Frame::default()
     }
 }
 

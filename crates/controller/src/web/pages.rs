@@ -17,20 +17,22 @@ use perigee_web::{Frame, front, money, sites, things};
 use serde::Deserialize;
 
 use super::ask::Ask;
-use super::{Shared, actions, live};
+use super::{Shared, actions, live, machine};
 use crate::api::caller::{Caller, Full};
 use crate::api::{self, cookie};
 use crate::cluster::Cluster;
 use crate::jobs;
 
 /// The pages on which nothing is asked.
-pub const PATHS: [&str; 16] = [
+pub const PATHS: [&str; 18] = [
     "/",
     "/jobs",
     "/jobs/{job}",
     "/queue",
     "/vms",
     "/vms/{vm}",
+    "/vms/{vm}/console",
+    "/vms/{vm}/screen",
     "/volumes",
     "/volumes/{volume}",
     "/sites",
@@ -81,17 +83,21 @@ pub async fn show(
     let told = headers.get(TOLD).and_then(|state| state.to_str().ok());
     let text = web.looks.page(&web.cluster, &caller, &uri, told).await?;
     let rank = shown(&uri)?.rank;
-    let log = match job_of(&uri) {
-        None => None,
-        Some(_) if headers.contains_key(WITHOUT_LOG) => Some(Log::default()),
-        Some(job) => Some(log(&Ask::new(&web.cluster, &caller), job, rank).await?),
+    let ask = Ask::new(&web.cluster, &caller);
+    let log = match (job_of(&uri), machine::console_of(uri.path())) {
+        (None, None) => None,
+        _ if headers.contains_key(WITHOUT_LOG) => Some(Log::default()),
+        (Some(job), _) => Some(log(&ask, job, rank).await?),
+        (None, Some(vm)) => Some(machine::printed(&ask, vm).await?),
     };
+    let has_machine = machine::is_machine(uri.path());
     let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     let frame = Frame {
         who: caller.who.clone(),
         role: Some(caller.role),
         can_log_out: cookie::token(&headers, uri.path()).is_some(),
-        is_live: !actions::is_question(uri.path()),
+        is_live: !has_machine && !actions::is_question(uri.path()),
+        has_machine,
         path,
     };
     Ok(Html(text.document(log.as_ref(), &frame)))
@@ -140,6 +146,8 @@ async fn page_of(ask: &Ask<'_>, uri: &Uri) -> Result<Page, Problem> {
             Ok(lists::page("VMs", "/vms", "perigee vm list", &all, &asked, has, rows))
         }
         ["vms", vm] => vm_page(ask, vm).await,
+        ["vms", vm, "console"] => machine::page(ask, vm, things::console).await,
+        ["vms", vm, "screen"] => machine::page(ask, vm, things::screen).await,
         ["volumes"] => {
             let answer = api::catalog::volumes(ask.state(), caller.clone());
             let all = ask.get("/v1/volumes", answer).await?;
