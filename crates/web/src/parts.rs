@@ -214,10 +214,14 @@ pub struct Line {
     pub from: (i32, i32),
     /// To where.
     pub to: (i32, i32),
-    /// Where its words stand, about in the middle.
+    /// Where its label stands, about in the middle.
     pub middle: (i32, i32),
-    /// Its round trip and rate.
+    /// Its round trip and rate; empty where there is no room for them.
+    pub label: String,
+    /// The same with its sites, for whoever points at it.
     pub words: String,
+    /// How wide it is: 1 to 3.
+    pub width: usize,
 }
 
 /// The sites and the links between them.

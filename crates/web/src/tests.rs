@@ -448,8 +448,28 @@ fn sites_have_a_map_of_the_best_that_was_measured_between_them() {
         html.contains("cloud and home: 16.2 ms, 10 MiB/s") && html.contains("<circle"),
         "{html}"
     );
+    let between = html.split("id=\"between\"").nth(1).expect("a table");
+    let there = between.find("17.0 ms").expect("from cloud to home");
+    assert!(there < between.find("16.2 ms").expect("from home to cloud"), "{between}");
     let member = render(&sites::page(&all, None, NOW_MS), &frame("/sites"));
     assert!(!member.contains("16.2"), "links are told to admins only");
+}
+
+/// All words of 66 links lay over each other.
+#[test]
+fn a_map_of_many_links_has_their_words_where_somebody_points() {
+    let id = |number: u64| format!("site{number:02}");
+    let site = |number| json!({"id": id(number), "hosts": [id(number)], "place": "spread"});
+    let link = |from: u64, to: u64| {
+        json!({"from": id(from), "to": id(to), "measured_ms": NOW_MS, "blocks": null,
+            "probe": {"rtt_ms": 5.0, "rate_bytes_per_s": from << 27}})
+    };
+    let pairs = (0..12).flat_map(|from| (0..from).map(move |to| (from, to)));
+    let links: Vec<Link> = read(Value::Array(pairs.map(|(from, to)| link(from, to)).collect()));
+    let all: Vec<Site> = read(Value::Array((0..12).map(site).collect()));
+    let html = html(&sites::page(&all, Some(&links), NOW_MS));
+    assert_eq!(html.matches("<title>site").count(), 66, "{html}");
+    assert!(!html.contains("class=\"rtt\""), "{html}");
 }
 
 #[test]
