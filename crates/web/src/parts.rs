@@ -235,6 +235,54 @@ pub struct Map {
     pub lines: Vec<Line>,
 }
 
+/// A line of a curve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stroke {
+    /// What it is.
+    pub name: &'static str,
+    /// Its points, as SVG has them, in an area of 600 by 100.
+    pub points: String,
+}
+
+/// A part of a curve's width, with words for whoever points there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark {
+    /// Where it begins, of 600.
+    pub x: u64,
+    /// How wide it is; 0: a moment.
+    pub width: u64,
+    /// What was there.
+    pub words: String,
+}
+
+/// Something over time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Curve {
+    /// What it is.
+    pub title: &'static str,
+    /// Its means and highest values, for those who don't see it.
+    pub words: String,
+    /// Its highest value.
+    pub most: String,
+    /// One line, or two.
+    pub strokes: Vec<Stroke>,
+    /// Moments at which a VM came to another host.
+    pub moves: Vec<Mark>,
+    /// What was when.
+    pub marks: Vec<Mark>,
+}
+
+/// Curves of the same time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Curves {
+    /// All of them.
+    pub all: Vec<Curve>,
+    /// When they begin.
+    pub from: String,
+    /// When they end.
+    pub to: String,
+}
+
 /// A VM's console or screen, which a script shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
@@ -271,6 +319,8 @@ pub struct Section {
     pub map: Option<Map>,
     /// A console or a screen.
     pub machine: Option<Machine>,
+    /// Curves.
+    pub curves: Option<Curves>,
     /// A question.
     pub confirm: Option<Confirm>,
     /// Where it goes on.

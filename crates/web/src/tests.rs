@@ -212,13 +212,13 @@ fn no_text_of_a_user_or_a_guest_becomes_html_on_any_page() {
         note: HOSTILE.to_owned(),
         lines: vec![LoggedLine { text: HOSTILE.to_owned(), is_error: true }],
     };
-    let of_job = job::page(&job, &[hostile(a_decision())], NOW_MS);
+    let of_job = job::page(&job, &[hostile(a_decision())], &[], NOW_MS);
     assert_harmless(&PageText::of(&of_job).document(Some(&log), &frame("/")));
     let held = front::Held::of([&vm], [&volume]);
     let pages = [
         front::page(&all),
         front::queue(&[hostile(a_job("a-0002", "queued"))], &Asked::default(), NOW_MS),
-        things::vm(&vm, std::slice::from_ref(&migration), NOW_MS),
+        things::vm(&vm, std::slice::from_ref(&migration), &[], NOW_MS),
         things::volume(&volume, NOW_MS),
         things::host(&host, &held, std::slice::from_ref(&vm), NOW_MS),
         money::rental(&rental, NOW_MS),
@@ -342,7 +342,7 @@ fn what_a_caller_may_not_ask_for_is_not_on_the_page() {
 #[test]
 fn a_state_is_the_same_while_a_page_shows_the_same_and_its_log_does_not_count() {
     let job = a_job("a-0001", "running");
-    let page = PageText::of(&job::page(&job, &[], NOW_MS));
+    let page = PageText::of(&job::page(&job, &[], &[], NOW_MS));
     let state = |page: &Page| PageText::of(page).state;
     let first = page.state.clone();
     let log = Log { lines: vec![LoggedLine::default()], ..Log::default() };
@@ -350,8 +350,8 @@ fn a_state_is_the_same_while_a_page_shows_the_same_and_its_log_does_not_count() 
         let html = page.document(log, &frame("/"));
         assert!(html.contains(&format!("data-state=\"{first}\"")), "{html}");
     }
-    assert_eq!(state(&job::page(&job, &[], NOW_MS)), first);
-    let later = job::page(&Job { reason: "another".to_owned(), ..job }, &[], NOW_MS);
+    assert_eq!(state(&job::page(&job, &[], &[], NOW_MS)), first);
+    let later = job::page(&Job { reason: "another".to_owned(), ..job }, &[], &[], NOW_MS);
     assert_ne!(state(&later), first);
 }
 
@@ -366,7 +366,7 @@ fn a_note_is_not_written_to_the_last_word_of_its_cell() {
 
 #[test]
 fn a_job_has_its_prediction_beside_the_truth_and_its_decisions() {
-    let html = html(&job::page(&a_job("a-0001", "succeeded"), &[a_decision()], NOW_MS));
+    let html = html(&job::page(&a_job("a-0001", "succeeded"), &[a_decision()], &[], NOW_MS));
     for told in [
         "40 s (30..60)",
         "42 s",

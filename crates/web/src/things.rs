@@ -2,12 +2,13 @@
 
 use perigee_model::VmId;
 use perigee_model::drain::DrainFate;
-use perigee_model::job::{ClusterVolume, Host, Migration, Vm, VmVolume};
+use perigee_model::job::{ClusterVolume, Host, Migration, Sample, Vm, VmVolume};
 use perigee_model::load::{HostPressure, Pressure};
 use perigee_model::replica::Replica;
 use perigee_model::units::{format_bytes, format_duration, format_rate};
 use perigee_model::waiting::in_words;
 
+use crate::curves;
 use crate::document;
 use crate::front::{self, Held, host_cpus, host_memory, host_pool, host_state};
 use crate::job::migrations;
@@ -19,7 +20,7 @@ use crate::words::{
 };
 
 /// A VM's page.
-pub fn vm(vm: &Vm, moves: &[Migration], now_ms: u64) -> Page {
+pub fn vm(vm: &Vm, moves: &[Migration], samples: &[Sample], now_ms: u64) -> Page {
     let id = &vm.id;
     let mut state = Section::new("state", "Where it stands", "").facts(vec![
         ("status", Cell::status(word(&vm.status), vm_tone(vm))),
@@ -53,8 +54,10 @@ pub fn vm(vm: &Vm, moves: &[Migration], now_ms: u64) -> Page {
             .linked("Start …", format!("/vms/{id}/start"))
             .linked("Stop …", format!("/vms/{id}/stop"));
     }
-    let sections =
-        vec![state, vm_figures(vm), vm_disks(&vm.volumes, now_ms), migrations(moves, None, now_ms)];
+    let mut sections = vec![state, vm_figures(vm)];
+    let command = vm.job.as_ref().map(|job| format!("perigee job explain {job}"));
+    sections.extend(curves::section(samples, command.unwrap_or_default()));
+    sections.extend([vm_disks(&vm.volumes, now_ms), migrations(moves, None, now_ms)]);
     Page::new(format!("VM {id}"), format!("perigee vm info {id}"), sections)
 }
 

@@ -8,7 +8,7 @@ use axum::http::header::CONTENT_DISPOSITION;
 use axum::http::{HeaderMap, Uri};
 use axum::response::{Html, IntoResponse as _, Response};
 use perigee_http::Failure;
-use perigee_model::job::{ClusterVolume, Host, Job, LogLine, Vm};
+use perigee_model::job::{ClusterVolume, Host, Job, LogLine, Sample, Vm};
 use perigee_model::tenant::Tenant;
 use perigee_model::{HostId, JobId, Problem, RentalId, TenantName, VmId, VolumeName};
 use perigee_web::lists::{self, Asked};
@@ -213,7 +213,8 @@ async fn job_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
     let path = format!("/v1/jobs/{}/decisions", job.id);
     let full: Full<JobId> = Full(job.id.clone());
     let decisions = ask.get(&path, api::jobs::decisions(ask.state(), full)).await?;
-    Ok(perigee_web::job::page(&job, &decisions, ask.now_ms))
+    let samples = samples(ask, &job.id).await?;
+    Ok(perigee_web::job::page(&job, &decisions, &samples, ask.now_ms))
 }
 
 async fn vm_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
@@ -222,7 +223,18 @@ async fn vm_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
     let (path, moves) = (format!("/v1/vms/{name}"), format!("/v1/vms/{name}/migrations"));
     let vm = ask.get(&path, api::vms::info(ask.state(), full)).await?;
     let moves = ask.get(&moves, api::vms::migrations(ask.state(), again)).await?;
-    Ok(things::vm(&vm, &moves, ask.now_ms))
+    // One without a job has none.
+    let job = vm.job.as_ref().and_then(|_| JobId::new(vm.id.as_str()).ok());
+    let samples = match &job {
+        Some(job) => samples(ask, job).await?,
+        None => Vec::new(),
+    };
+    Ok(things::vm(&vm, &moves, &samples, ask.now_ms))
+}
+
+async fn samples(ask: &Ask<'_>, job: &JobId) -> Result<Vec<Sample>, Problem> {
+    let path = format!("/v1/jobs/{job}/samples");
+    ask.get(&path, api::jobs::samples(ask.state(), Full(job.clone()))).await
 }
 
 async fn host_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {

@@ -280,6 +280,25 @@ const aControllerThatIsAway = async () => {
   await context.close();
 };
 
+// What is drawn is seen without JavaScript, with words where one points and a table below.
+const drawn = async () => {
+  const { context, page } = await session(tokens["default/root"].token, { javaScriptEnabled: false, viewport: PHONE });
+  await until("the curves of a job", async () => {
+    await page.goto("/jobs/talks-0001");
+    return (await page.locator(".curve svg").count()) === 3;
+  });
+  const said = await page.locator(".curve rect title").first().textContent();
+  check(/\d\d:\d\d:\d\d to .* run$/.test(said), `a curve says: ${said}`);
+  check((await page.locator("[aria-labelledby=curves] tbody tr").count()) > 0, "the curves have no table");
+  await page.goto("/vms/talks-0001");
+  check((await page.locator(".curve svg").count()) === 3, "the VM's page has no curves");
+  await page.goto("/sites");
+  const sites = Math.ceil(HOSTS / 8);
+  check((await page.locator("svg.map circle").count()) === sites, "not all sites are on the map");
+  check((await page.locator("[aria-labelledby=between] tbody tr").count()) === sites * (sites - 1), "the map has no table");
+  await context.close();
+};
+
 const rowsOf = async (page) => (await page.locator(".xterm-rows").innerText()).replaceAll("\u00a0", " ");
 const isAttached = (page) => until("the page is attached", async () => (await page.locator("#machine-status").innerText()).startsWith("Attached"));
 
@@ -471,6 +490,7 @@ const main = async () => {
   await step("by keyboard alone", byKeyboard);
   await step("without JavaScript", withoutJavaScript);
   await step("a log that grows", aLogThatGrows);
+  await step("curves and a map", drawn);
   await step("a console", aConsole);
   await step("a screen", aScreen);
   await step("consoles of others", consolesOfOthers);
