@@ -4,6 +4,7 @@
 mod decisions;
 pub mod gang_traffic;
 mod history;
+mod lately;
 pub mod links;
 pub mod measured;
 mod money;
@@ -24,7 +25,7 @@ use perigee_model::plan::Plan;
 use perigee_model::replica::Replica;
 use perigee_model::tenant::tenant_of;
 use perigee_model::volume_move::{VolumeMove, VolumeMoveState};
-use perigee_model::{DiskRole, HostId, JobId, Problem, SiteId, VmId, VolumeName};
+use perigee_model::{DiskRole, HostId, JobId, Problem, SiteId, VmId};
 use perigee_planner::queue::Groups;
 use perigee_planner::{
     Cluster as Facts, CopyFacts, DiskFacts, HostFacts, JobFacts, LinkFacts, MoveCost, Moving,
@@ -33,7 +34,7 @@ use perigee_planner::{
 use sha2::{Digest, Sha256};
 
 use crate::clock::now_ms;
-use crate::cluster::{Cluster, HostLink, Used, capacity};
+use crate::cluster::{Cluster, Gathered, HostLink, Used, capacity};
 use crate::hash;
 use crate::meter::Totals;
 use crate::records::{JobRecord, PlacedDisk, Placement, vm_of};
@@ -56,7 +57,7 @@ pub(crate) use waits::hosts as hosts_that_are_waited_for;
 /// # Errors
 /// `NotFound` for an unknown volume, `Unavailable` when its home does not answer.
 pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Problem> {
-    let mut volumes = Vec::new();
+    let (mut volumes, all) = (Vec::new(), lately::of(cluster));
     for volume in &spec.volumes {
         let record = volumes::find(cluster, &volume.volume).await?;
         volumes::reachable(cluster, &record.home)?;
@@ -69,7 +70,7 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
             // A clone is a volume of its own.
             written_at: match volume.access {
                 Access::Clone => None,
-                Access::Read | Access::Write => written_at(cluster, &volume.volume, None),
+                Access::Read | Access::Write => lately::written_at(&all, &volume.volume, None),
             },
             // What a clone writes is not the volume's.
             replica_sites: match volume.access {
@@ -178,20 +179,6 @@ fn lacking(replicas: &[Replica]) -> Vec<(HostId, u64)> {
     kept.filter_map(|replica| Some((replica.host.clone(), replica.behind_bytes?))).collect()
 }
 
-/// A host where the VM of another job writes this volume, away from its home. Of several it is the one where the first
-/// VM came.
-fn written_at(cluster: &Cluster, volume: &VolumeName, except: Option<&JobId>) -> Option<HostId> {
-    let jobs = cluster.unfinished_jobs();
-    let others = jobs.iter().filter(|job| job.vm_started && Some(&job.job.id) != except);
-    let writers = others.filter_map(|job| {
-        let (host, placement) = (job.job.host.as_ref()?, job.placement.as_ref()?);
-        let writes =
-            |disk: &&PlacedDisk| disk.volume == *volume && disk.home != *host && !disk.read_only;
-        placement.disks.iter().find(writes).map(|_| (job.meter.arrived_ms, host))
-    });
-    writers.min().map(|(_, host)| host.clone())
-}
-
 /// The sites to which a volume with these replicas does not come unasked, as [`replicas::check_far`] sees it.
 fn sites(replicas: &[Replica]) -> Vec<SiteId> {
     replicas.iter().map(|replica| replica.site.clone()).collect()
@@ -212,8 +199,9 @@ pub async fn running(
     let history = history(cluster, spec).await?;
     let since_command = record.meter.totals.since(&record.meter.at_command);
     let requests = data_disks(placement, &since_command).iter().map(requests).sum();
+    let all = lately::of(cluster);
     Ok(Some(Running {
-        cluster: without_rented(cluster, facts_for(cluster, record.job.vm.as_ref())),
+        cluster: lately::facts_for(cluster, &all, record),
         traits: placement.traits.clone(),
         // Other jobs count only in the first run of a job.
         others: match history.runs.is_empty() {
@@ -239,7 +227,7 @@ pub async fn running(
         wall_s: (at_its_host_s(cluster, record) - age.as_secs_f64()).max(0.0),
         vcpu_s: seconds(here.vcpu_ms),
         run_delay_s: here.run_delay_ms.map(seconds),
-        disks: disks_that_may_come(cluster, record, placement, &here).await?,
+        disks: disks_that_may_come(cluster, record, (placement, &all), &here).await?,
     }))
 }
 
@@ -274,7 +262,7 @@ fn data_disks(placement: &Placement, totals: &Totals) -> Vec<DiskFacts> {
 async fn disks_that_may_come(
     cluster: &Cluster,
     record: &JobRecord,
-    placement: &Placement,
+    (placement, all): (&Placement, &Gathered),
     totals: &Totals,
 ) -> Result<Vec<DiskFacts>, Problem> {
     let mut facts = data_disks(placement, totals);
@@ -297,7 +285,7 @@ async fn disks_that_may_come(
         fact.copy = CopyFacts {
             bytes: *bytes,
             lacking: lacking(&replicas),
-            written_at: written_at(cluster, &disk.volume, Some(&record.job.id)),
+            written_at: lately::written_at(all, &disk.volume, Some(&record.job.id)),
             replica_sites: if disk.temporary { Vec::new() } else { sites(&replicas) },
             confined: disk.leave_site.is_never(),
             stays: read.or(called_off),
@@ -328,20 +316,15 @@ fn requests(disk: &DiskFacts) -> f64 {
 
 /// The hosts that are up, and the measurements between them. All of it is in memory.
 pub fn facts(cluster: &Cluster) -> Facts {
-    facts_for(cluster, None)
-}
-
-/// The same for decisions about one VM. Its own use of a link for its disks does not limit its own migration.
-fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
     let used = cluster.index.used();
     let up = cluster.hosts.up().into_iter();
-    let mut hosts: Vec<_> = up.filter_map(|host| facts_of(cluster, &host, &used, vm)).collect();
+    let mut hosts: Vec<_> = up.filter_map(|host| facts_of(cluster, &host, &used, None)).collect();
     if let Some(mut prices) = cluster.prices.now(&cluster.rentals) {
         hosts.iter_mut().for_each(|host| host.price = prices.of(&host.id, &host.site));
     }
     measured::Known::of(cluster).note(&mut hosts);
     let site = |host: &HostId| cluster.hosts.get(host).ok().map(|h| h.addresses.site.clone());
-    let used_lanes = shared_links::used_lanes(cluster, vm);
+    let used_lanes = shared_links::used_lanes(cluster, None);
     let links = cluster.links.all().into_iter().filter_map(|link| {
         Some(LinkFacts {
             from_site: site(&link.from)?,
@@ -357,7 +340,7 @@ fn facts_for(cluster: &Cluster, vm: Option<&VmId>) -> Facts {
         hosts: hosts.into(),
         links: links.collect(),
         probe_request_bytes: u64::from(links::PROBE_REQUEST_BYTES),
-        past_moves: past_moves(cluster),
+        past_moves: Arc::new(past_moves(cluster)),
     }
 }
 

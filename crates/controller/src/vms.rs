@@ -13,7 +13,7 @@ pub mod persistent;
 mod save;
 pub mod set;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,43 +46,67 @@ pub use save::save;
 
 /// All VMs: of hosts that answer, as they say now; of others, as they said last. Sorted by id.
 pub async fn list(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
-    let mut vms = list_at(cluster, &cluster.hosts.all(), |_| true).await;
+    Ok(all(cluster, Duration::ZERO).await)
+}
+
+/// The same as the hosts have said between the last figures and now. A host that has not is asked.
+pub async fn list_lately(cluster: &Cluster) -> Result<Vec<Vm>, Problem> {
+    Ok(all(cluster, 2 * cluster.timing.figures).await)
+}
+
+/// What was said no longer ago than this counts.
+async fn all(cluster: &Cluster, age_max: Duration) -> Vec<Vm> {
+    let mut vms = list_at(cluster, &cluster.hosts.all(), age_max, |_| true).await;
     vms.sort_by(|one, other| one.id.cmp(&other.id));
-    Ok(vms)
+    vms
 }
 
 /// The wanted ones of the VMs that these hosts have, and of those without a job that none of the hosts has.
 async fn list_at(
     cluster: &Cluster,
     hosts: &[Arc<HostLink>],
+    age_max: Duration,
     is_wanted: impl Fn(&VmId) -> bool,
 ) -> Vec<Vm> {
     let jobs = cluster.unfinished_jobs();
     let moves = cluster.unfinished_migrations();
-    let asked = hosts.iter().map(|host| reports_of(cluster, &host.id));
+    let asked = hosts.iter().map(|host| reports_of(cluster, &host.id, age_max));
+    let answers = join_all(asked).await;
+    let by_vm: BTreeMap<&VmId, &JobRecord> =
+        jobs.iter().filter_map(|record| Some((record.job.vm.as_ref()?, &**record))).collect();
     let mut vms = Vec::new();
-    for (host, (reports, silence)) in hosts.iter().zip(join_all(asked).await) {
+    let mut seen = BTreeSet::new();
+    for (host, (reports, silence)) in hosts.iter().zip(answers) {
         for report in reports.into_iter().filter(|report| is_wanted(&report.spec.vm)) {
-            vms.push(view(cluster, &host.id, report, silence.as_deref(), &jobs, &moves));
+            let job = by_vm.get(&report.spec.vm).copied();
+            seen.insert((report.spec.vm.clone(), host.id.clone()));
+            vms.push(view(cluster, &host.id, report, silence.as_deref(), (job, &moves)));
         }
     }
-    let is_seen = |vms: &[Vm], record: &JobRecord| {
+    let is_seen = |record: &JobRecord| {
         let at = cluster.index.host_of(record);
-        vms.iter().any(|vm| Some(&vm.id) == record.job.vm.as_ref() && vm.host == at)
+        record.job.vm.clone().zip(at).is_some_and(|at| seen.contains(&at))
     };
-    for record in jobs {
+    for record in &jobs {
         if let Some(persistent) = record.kind.persistent_vm()
             && is_wanted(&vm_of(&record.job.id))
-            && !is_seen(&vms, &record)
+            && !is_seen(record)
         {
-            vms.push(unseen(cluster, &record, persistent));
+            vms.push(unseen(cluster, record, persistent));
         }
     }
     vms
 }
 
-/// A host's VMs; and if the host does not answer, the reason.
-async fn reports_of(cluster: &Cluster, host: &HostId) -> (Vec<VmReport>, Option<String>) {
+/// A host's VMs, as it says now or has said no longer ago than this; and if the host does not answer, the reason.
+async fn reports_of(
+    cluster: &Cluster,
+    host: &HostId,
+    age_max: Duration,
+) -> (Vec<VmReport>, Option<String>) {
+    if let Some(reports) = cluster.hosts.fresh_vms(host, age_max) {
+        return (reports, None);
+    }
     let fresh = match volumes::reachable(cluster, host) {
         Ok(link) => link.agent.get::<Vec<VmReport>>("/v1/vms").await,
         Err(problem) => Err(problem),
@@ -147,11 +171,9 @@ fn view(
     host: &HostId,
     report: VmReport,
     silence: Option<&str>,
-    jobs: &[Arc<JobRecord>],
-    moves: &[Arc<MigrationRecord>],
+    (job, moves): (Option<&JobRecord>, &[Arc<MigrationRecord>]),
 ) -> Vm {
     let vm = report.spec.vm.clone();
-    let job = jobs.iter().find(|record| record.job.vm.as_ref() == Some(&vm));
     let persistent = job.and_then(|record| record.kind.persistent_vm());
     let mut reason = silence.map_or_else(|| cluster.hosts.named(&report.reason), str::to_owned);
     if persistent.is_some() && reason.is_empty() {
@@ -233,11 +255,11 @@ pub async fn get(cluster: &Cluster, vm: &VmId) -> Result<Vm, Problem> {
     }
     let own: Vec<_> = own.iter().filter_map(|host| cluster.hosts.get(host).ok()).collect();
     let mut found = match record {
-        Some(_) => list_at(cluster, &own, |found| found == vm).await,
+        Some(_) => list_at(cluster, &own, Duration::ZERO, |found| found == vm).await,
         None => Vec::new(),
     };
     if found.is_empty() {
-        found = list_at(cluster, &cluster.hosts.all(), |found| found == vm).await;
+        found = list_at(cluster, &cluster.hosts.all(), Duration::ZERO, |found| found == vm).await;
     }
     // It may have arrived while the hosts were asked.
     let at = cluster.index.of_vm(vm).and_then(|record| cluster.index.host_of(&record)).or(at);
@@ -338,10 +360,17 @@ pub async fn attach_console(
     peer: Peer,
     request: Request,
 ) -> Result<Response, Problem> {
-    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
     let asked = websocket::asked(request)?;
-    let console = host.agent.tunnel(&format!("/v1/vms/{vm}/console/attach")).await?;
-    Ok(carry(cluster, console, (token, peer), asked))
+    Ok(carry(cluster, open_console(cluster, vm).await?, (token, peer), asked))
+}
+
+/// Opens a VM's serial console at its host.
+///
+/// # Errors
+/// As [`attach_console`].
+pub async fn open_console(cluster: &Cluster, vm: &VmId) -> Result<Tunnel, Problem> {
+    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
+    host.agent.tunnel(&format!("/v1/vms/{vm}/console/attach")).await
 }
 
 /// Carries bytes between a VNC viewer and a VM's screen, as [`attach_console`] does.
@@ -354,10 +383,17 @@ pub async fn view_screen(
     (token, peer): (Option<UsedToken>, Peer),
     request: Request,
 ) -> Result<Response, Problem> {
-    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
     let asked = websocket::asked(request)?;
-    let screen = host.agent.tunnel(&format!("/v1/vms/{vm}/vnc")).await?;
-    Ok(carry(cluster, screen, (token, peer), asked))
+    Ok(carry(cluster, open_screen(cluster, vm).await?, (token, peer), asked))
+}
+
+/// Opens a VM's screen at its host.
+///
+/// # Errors
+/// As [`view_screen`].
+pub async fn open_screen(cluster: &Cluster, vm: &VmId) -> Result<Tunnel, Problem> {
+    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
+    host.agent.tunnel(&format!("/v1/vms/{vm}/vnc")).await
 }
 
 /// Carries bytes between a client and port 22 of a guest, as [`attach_console`] does. A VM's host reaches a card in a user network, and the
@@ -403,7 +439,8 @@ pub async fn ssh(
     Ok(carry(cluster, tunnel, (token, peer), asked))
 }
 
-fn carry(
+/// Carries bytes between a client's WebSocket and this tunnel, until one side has closed or the client may have it no more.
+pub fn carry(
     cluster: &Arc<Cluster>,
     mut tunnel: Tunnel,
     (token, peer): (Option<UsedToken>, Peer),

@@ -29,7 +29,7 @@ use perigee_model::Problem;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf, copy, split};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::Error;
+use tokio_tungstenite::tungstenite::{Error, Utf8Bytes};
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
@@ -48,6 +48,9 @@ const MESSAGE_BYTES_MAX: usize = 64 << 10;
 const SENT_BYTES: usize = 16 << 10;
 /// Of what comes, so much is read at once.
 const READ_BYTES: usize = 16 << 10;
+
+/// No more fits into the frame that says the end (RFC 6455, 5.5).
+const REASON_BYTES_MAX: usize = 123;
 
 /// How often a silent client is asked for a sign of life.
 const PING_EVERY: Duration = Duration::from_secs(20);
@@ -107,7 +110,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> WebSocket<S> {
     }
 
     /// Tells the other side the end, and waits until it has said it too.
-    async fn leave(mut self, code: CloseCode, why: &'static str) {
+    async fn leave(mut self, code: CloseCode, why: impl Into<Utf8Bytes>) {
         let said = async {
             let is_understood = !self.messages.is_terminated();
             let goodbye = CloseFrame { code, reason: why.into() };
@@ -258,6 +261,21 @@ impl Asked {
             headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(BINARY));
         }
         (answer, Opening { upgrade: self.upgrade, _place: self.place })
+    }
+}
+
+impl Asked {
+    /// Answers, and says why nothing is carried, as a WebSocket that ends at once: a browser keeps any other answer from the page that has
+    /// asked. The page gets no subprotocol, so that it knows. With `is_final` it need not ask again.
+    pub fn refuse(self, is_final: bool, why: String) -> Response {
+        let (answer, opening) = Self { is_binary: false, ..self }.answer();
+        let code = if is_final { CloseCode::Unsupported } else { CloseCode::Again };
+        tokio::spawn(async move {
+            let Ok(client) = opening.upgrade.await else { return };
+            let client = WebSocket::new(TokioIo::new(client), Role::Server).await;
+            client.leave(code, why[..why.floor_char_boundary(REASON_BYTES_MAX)].to_owned()).await;
+        });
+        answer
     }
 }
 

@@ -51,10 +51,31 @@ pub struct Cluster {
     /// The request size of the block probes in `hosts` and `links`.
     pub probe_request_bytes: u64,
     /// Completed live migrations of any VM. They show how long the phases of a move take, beside the bytes.
-    pub past_moves: Vec<PastMove>,
+    pub past_moves: Arc<Vec<PastMove>>,
 }
 
 impl Cluster {
+    /// Builds the indexes now, so that all copies share them.
+    #[must_use]
+    pub fn indexed(self) -> Self {
+        self.hosts.index();
+        self.links.index();
+        self
+    }
+
+    /// How busy the host's CPUs are.
+    pub fn set_cpu_load(&mut self, host: &HostId, cpu_load: Option<CpuLoad>) {
+        let Some(number) = self.hosts.index().number(host) else { return };
+        self.hosts.beside_index()[number].cpu_load = cpu_load;
+    }
+
+    /// How migrations share each link, by its hosts: `from` and `to`.
+    pub fn set_moves(&mut self, moves: impl Fn(&HostId, &HostId) -> LinkForMoves) {
+        for link in self.links.beside_index() {
+            link.moves = moves(&link.from, &link.to);
+        }
+    }
+
     pub(crate) fn host(&self, id: &HostId) -> Result<&HostFacts, Refused> {
         let number = self.hosts.index().number(id);
         number.map(|number| &self.hosts[number]).ok_or_else(|| Refused::HostNotUp(id.clone()))
@@ -146,7 +167,7 @@ pub struct HostFacts {
     /// Empty if it is not known.
     pub cpu_model: String,
     /// The last boots of jobs' VMs there.
-    pub boots: Vec<Boot>,
+    pub boots: Arc<Vec<Boot>>,
     /// Block reads at this host from an export whose home is this host.
     pub local_blocks: Option<BlockProbe>,
     /// The bytes that are free on the disk of its volume server; `None` if that is not known.

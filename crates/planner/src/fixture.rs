@@ -52,7 +52,7 @@ fn host(id: &str, site: &str) -> HostFacts {
         packs: false,
         accelerator: Accelerator::Kvm,
         cpu_model: "EPYC".to_owned(),
-        boots: vec![booted_in(12.0)],
+        boots: vec![booted_in(12.0)].into(),
         local_blocks: Some(probe(LOCAL_US)),
         pool_free_bytes: None,
         price: None,
@@ -101,7 +101,7 @@ pub(crate) fn cluster() -> Cluster {
             .collect(),
         links: pairs.filter(|(from, to)| from != to).map(|(from, to)| link(from, to)).collect(),
         probe_request_bytes: 8192,
-        past_moves: Vec::new(),
+        past_moves: Arc::default(),
     }
 }
 

@@ -92,7 +92,7 @@ impl Booted {
         let mut here = Vec::with_capacity(hosts.len());
         for (host, processor) in hosts.iter().zip(processors) {
             let mut of_host: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-            for boot in &host.boots {
+            for boot in host.boots.iter() {
                 let image = images.get(&boot.image).copied().unwrap_or_else(|| {
                     let image = ALL_IMAGES + 1 + images.len();
                     images.insert(boot.image.clone(), image);
@@ -307,6 +307,8 @@ pub(crate) fn median(values: &mut [f64]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::facts::Boot;
     use crate::fixture::*;
@@ -318,12 +320,18 @@ mod tests {
 
     fn booted(cluster: &mut Cluster, host: usize, seconds: f64, cpu_s: f64) {
         let image = "debian".to_owned();
-        cluster.hosts[host].boots.push(Boot { image, seconds, cpu_s });
+        Arc::make_mut(&mut cluster.hosts[host].boots).push(Boot { image, seconds, cpu_s });
+    }
+
+    /// The last boot there was one of this image.
+    fn last_was_of(cluster: &mut Cluster, host: usize, image: &str) {
+        let boots = Arc::make_mut(&mut cluster.hosts[host].boots);
+        boots.last_mut().expect("a boot").image = image.to_owned();
     }
 
     fn nothing_booted() -> Cluster {
         let mut cluster = cluster();
-        cluster.hosts.iter_mut().for_each(|host| host.boots.clear());
+        cluster.hosts.iter_mut().for_each(|host| host.boots = Arc::default());
         cluster
     }
 
@@ -371,7 +379,7 @@ mod tests {
         booted(&mut cluster, 0, 10.0, 5.0);
         for _ in 0..4 {
             booted(&mut cluster, 0, 600.0, 5.0);
-            cluster.hosts[0].boots.last_mut().expect("a boot").image = "other".to_owned();
+            last_was_of(&mut cluster, 0, "other");
         }
         let boot_s = |host: usize, image| boot(&cluster, &cluster.hosts[host], image).0.expected;
         assert_close(boot_s(0, "debian"), 10.0);
@@ -387,7 +395,7 @@ mod tests {
             for host in [0, 2] {
                 let cpu_s = if host == 0 { cpu_s } else { cpu_s.min(5.0) };
                 booted(&mut cluster, host, 10.0, cpu_s);
-                cluster.hosts[host].boots.last_mut().expect("a boot").image = image.to_owned();
+                last_was_of(&mut cluster, host, image);
             }
         }
         assert_close(cpu_factor(&cluster, &host_id("home1")).0.expected, 1.0);
@@ -401,7 +409,7 @@ mod tests {
         booted(&mut cluster, 2, 10.0, 9.0);
         assert_close(cpu_factor(&cluster, &host_id("home1")).0.expected, 0.5);
         assert_close(cpu_factor(&cluster, &host_id("cloud1")).0.expected, 1.5);
-        cluster.hosts[0].boots[0].image = "other".to_owned();
+        last_was_of(&mut cluster, 0, "other");
         assert_close(cpu_factor(&cluster, &host_id("home1")).0.expected, 1.0);
     }
 

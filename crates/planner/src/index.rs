@@ -1,6 +1,7 @@
 //! Lists of a snapshot in which hosts and links are found without a walk: with 10,000 hosts a walk for each pair of them takes seconds.
 //!
-//! An index is built when something is first looked up. Whoever may change a list drops its index.
+//! An index is built when something is first looked up. Whoever may change a list drops its index. Copies share the list until one of them is
+//! changed: the facts of many running VMs are mostly the same.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::{Deref, DerefMut};
@@ -23,7 +24,7 @@ pub trait Listed: Sized {
 
 /// A list that is used as a `Vec`, with its index.
 pub struct Indexed<T: Listed> {
-    list: Vec<T>,
+    list: Arc<Vec<T>>,
     index: OnceLock<Arc<T::Index>>,
 }
 
@@ -32,10 +33,13 @@ impl<T: Listed> Indexed<T> {
     pub(crate) fn index(&self) -> &T::Index {
         self.index.get_or_init(|| Arc::new(T::index(&self.list)))
     }
+}
 
+impl<T: Listed + Clone> Indexed<T> {
     /// To change what is not in the index, which is kept.
     pub(crate) fn beside_index(&mut self) -> &mut [T] {
-        &mut self.list
+        let list: &mut Vec<T> = Arc::make_mut(&mut self.list);
+        list
     }
 }
 
@@ -47,16 +51,16 @@ impl<T: Listed> Deref for Indexed<T> {
     }
 }
 
-impl<T: Listed> DerefMut for Indexed<T> {
+impl<T: Listed + Clone> DerefMut for Indexed<T> {
     fn deref_mut(&mut self) -> &mut Vec<T> {
         self.index.take();
-        &mut self.list
+        Arc::make_mut(&mut self.list)
     }
 }
 
 impl<T: Listed> From<Vec<T>> for Indexed<T> {
     fn from(list: Vec<T>) -> Self {
-        Self { list, index: OnceLock::new() }
+        Self { list: Arc::new(list), index: OnceLock::new() }
     }
 }
 
@@ -72,9 +76,9 @@ impl<T: Listed> Default for Indexed<T> {
     }
 }
 
-impl<T: Listed + Clone> Clone for Indexed<T> {
+impl<T: Listed> Clone for Indexed<T> {
     fn clone(&self) -> Self {
-        Self { list: self.list.clone(), index: self.index.clone() }
+        Self { list: Arc::clone(&self.list), index: self.index.clone() }
     }
 }
 
@@ -93,7 +97,7 @@ impl<'a, T: Listed> IntoIterator for &'a Indexed<T> {
     }
 }
 
-impl<'a, T: Listed> IntoIterator for &'a mut Indexed<T> {
+impl<'a, T: Listed + Clone> IntoIterator for &'a mut Indexed<T> {
     type Item = &'a mut T;
     type IntoIter = std::slice::IterMut<'a, T>;
 

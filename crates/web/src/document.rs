@@ -14,8 +14,23 @@ pub const STYLE: &str = include_str!("../assets/style.css");
 /// The script that keeps a page fresh. Pages can be read without it.
 pub const SCRIPT: &str = include_str!("../assets/page.js");
 
+/// The script that shows a VM's console or screen.
+pub const CONSOLE: &str = include_str!("../assets/console.js");
+/// The terminal, and the viewer of screens, compressed with gzip: `scripts/vendor-web`.
+pub const TERMINAL: &[u8] = include_bytes!("../assets/vendor/xterm.mjs.gz");
+/// The style sheet of the terminal.
+pub const TERMINAL_STYLE: &str = include_str!("../assets/vendor/xterm.css");
+/// The same of the viewer of screens.
+pub const VIEWER: &[u8] = include_bytes!("../assets/vendor/novnc.mjs.gz");
+
 static STYLE_PATH: LazyLock<String> = LazyLock::new(|| versioned("/web/style.css", STYLE));
 static SCRIPT_PATH: LazyLock<String> = LazyLock::new(|| versioned("/web/page.js", SCRIPT));
+
+static CONSOLE_PATH: LazyLock<String> = LazyLock::new(|| versioned("/web/console.js", CONSOLE));
+static TERMINAL_PATH: LazyLock<String> = LazyLock::new(|| versioned("/web/xterm.mjs", TERMINAL));
+static TERMINAL_STYLE_PATH: LazyLock<String> =
+    LazyLock::new(|| versioned("/web/xterm.css", TERMINAL_STYLE));
+static VIEWER_PATH: LazyLock<String> = LazyLock::new(|| versioned("/web/novnc.mjs", VIEWER));
 
 /// Where the style sheet is: another one has another path, so that browsers may keep it.
 pub fn style_path() -> &'static str {
@@ -27,14 +42,24 @@ pub fn script_path() -> &'static str {
     &SCRIPT_PATH
 }
 
-fn versioned(path: &str, content: &str) -> String {
+/// Where the terminal is.
+pub fn terminal_path() -> &'static str {
+    &TERMINAL_PATH
+}
+
+/// Where the viewer of screens is.
+pub fn viewer_path() -> &'static str {
+    &VIEWER_PATH
+}
+
+fn versioned(path: &str, content: impl AsRef<[u8]>) -> String {
     format!("{path}?v={}", digest(content))
 }
 
 /// A number that says whether two texts are the same. It protects from nothing.
-fn digest(text: &str) -> String {
+fn digest(text: impl AsRef<[u8]>) -> String {
     let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
+    text.as_ref().hash(&mut hasher);
     format!("{:016x}", hasher.finish())
 }
 
@@ -51,6 +76,14 @@ pub struct Frame {
     pub path: String,
     /// Whether it is kept fresh.
     pub is_live: bool,
+    /// Whether it shows a console or a screen.
+    pub has_machine: bool,
+}
+
+/// What a page with a console or a screen has beside others.
+struct OfMachine {
+    style: &'static str,
+    script: &'static str,
 }
 
 /// A link to a page at the head of each page.
@@ -113,6 +146,7 @@ struct Document<'a> {
     title: &'a str,
     style: &'a str,
     script: &'a str,
+    machine: Option<OfMachine>,
     tabs: Vec<Tab>,
     who: &'a str,
     can_log_out: bool,
@@ -165,6 +199,9 @@ fn document(title: &str, frame: &Frame, (main, state, log): (&str, &str, String)
         title,
         style: style_path(),
         script: script_path(),
+        machine: frame
+            .has_machine
+            .then(|| OfMachine { style: &TERMINAL_STYLE_PATH, script: &CONSOLE_PATH }),
         tabs: tabs(frame.role, &list),
         who: &frame.who,
         can_log_out: frame.can_log_out,

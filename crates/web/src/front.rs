@@ -184,9 +184,7 @@ fn open_jobs(all: &[Job], now_ms: u64) -> Section {
     if number > ROWS {
         section.texts.push(format!("{ROWS} of {number} are shown."));
     }
-    section
-        .linked("The queue", "/queue")
-        .linked(format!("All {}", count(all.len(), "job")), "/jobs")
+    section.linked("The queue", "/queue").linked("All jobs", "/jobs")
 }
 
 /// Jobs in a table.

@@ -1,11 +1,12 @@
 //! A job: what was predicted beside what came true, why it is where it is, and what it has left.
 
 use perigee_model::gang::moving::GangMove;
-use perigee_model::job::{Job, Member, Migration};
+use perigee_model::job::{Job, Member, Migration, Sample};
 use perigee_model::money::Money;
 use perigee_model::plan::{Decision, NOT_WELL_KNOWN, Part, PlanOption};
 use perigee_model::units::{format_bytes, format_seconds};
 
+use crate::curves;
 use crate::front::job_host;
 use crate::parts::{Cell, Page, Section, Tone};
 use crate::trouble::job_tone;
@@ -21,10 +22,11 @@ const MIGRATIONS: usize = 20;
 const MEMBERS: usize = 200;
 
 /// A job's page, without its log.
-pub fn page(job: &Job, decisions: &[Decision], now_ms: u64) -> Page {
+pub fn page(job: &Job, decisions: &[Decision], samples: &[Sample], now_ms: u64) -> Page {
     let id = &job.id;
     let mut sections = vec![state(job, now_ms)];
     sections.push(came_true(job, decisions));
+    sections.extend(curves::section(samples, format!("perigee job explain {id}")));
     if !job.members.is_empty() {
         sections.push(members(id.as_str(), &job.members));
     }

@@ -16,7 +16,7 @@ pub struct Known {
     pub hosts: Option<Vec<Host>>,
     /// The VMs that the caller sees.
     pub vms: Option<Vec<Vm>>,
-    /// The jobs that the caller sees.
+    /// The jobs that the caller sees and that have not ended, and the last ones that have failed.
     pub jobs: Option<Vec<Job>>,
     /// The volumes that the caller sees.
     pub volumes: Option<Vec<ClusterVolume>>,

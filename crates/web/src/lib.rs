@@ -9,7 +9,7 @@
 //! floors, from the ground up:
 //! parts, known
 //! words
-//! trouble, document
+//! trouble, document, curves
 //! lists
 //! front
 //! job, sites, money
@@ -20,10 +20,13 @@
 //! |---|---|
 //! | What is wrong, and what is said of it? | `trouble.rs` |
 //! | How are times, sizes and states said? | `words.rs` |
+//! | What did a VM do over time? | `curves.rs` |
 //! | How does a page stay fresh? | `assets/page.js`; in the controller: `web/live.rs` |
+//! | How is a VM's console or screen shown? | `assets/console.js`; the programs of others for that, and their licences: `assets/vendor`, made by `scripts/vendor-web`; in the controller: `web/machine.rs` |
 
 #![warn(missing_docs)]
 
+pub mod curves;
 pub mod document;
 pub mod front;
 pub mod job;
@@ -39,4 +42,7 @@ pub mod words;
 #[cfg(test)]
 mod tests;
 
-pub use document::{Frame, PageText, SCRIPT, STYLE, login, render, script_path, style_path};
+pub use document::{
+    CONSOLE, Frame, PageText, SCRIPT, STYLE, TERMINAL, TERMINAL_STYLE, VIEWER, login, render,
+    script_path, style_path,
+};

@@ -214,10 +214,14 @@ pub struct Line {
     pub from: (i32, i32),
     /// To where.
     pub to: (i32, i32),
-    /// Where its words stand, about in the middle.
+    /// Where its label stands, about in the middle.
     pub middle: (i32, i32),
-    /// Its round trip and rate.
+    /// Its round trip and rate; empty where there is no room for them.
+    pub label: String,
+    /// The same with its sites, for whoever points at it.
     pub words: String,
+    /// How wide it is: 1 to 3.
+    pub width: usize,
 }
 
 /// The sites and the links between them.
@@ -229,6 +233,67 @@ pub struct Map {
     pub spots: Vec<Spot>,
     /// The links.
     pub lines: Vec<Line>,
+}
+
+/// A line of a curve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stroke {
+    /// What it is.
+    pub name: &'static str,
+    /// Its points, as SVG has them, in an area of 600 by 100.
+    pub points: String,
+}
+
+/// A part of a curve's width, with words for whoever points there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark {
+    /// Where it begins, of 600.
+    pub x: u64,
+    /// How wide it is; 0: a moment.
+    pub width: u64,
+    /// What was there.
+    pub words: String,
+}
+
+/// Something over time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Curve {
+    /// What it is.
+    pub title: &'static str,
+    /// Its means and highest values, for those who don't see it.
+    pub words: String,
+    /// Its highest value.
+    pub most: String,
+    /// One line, or two.
+    pub strokes: Vec<Stroke>,
+    /// Moments at which a VM came to another host.
+    pub moves: Vec<Mark>,
+    /// What was when.
+    pub marks: Vec<Mark>,
+}
+
+/// Curves of the same time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Curves {
+    /// All of them.
+    pub all: Vec<Curve>,
+    /// When they begin.
+    pub from: String,
+    /// When they end.
+    pub to: String,
+}
+
+/// A VM's console or screen, which a script shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    /// What it is: `console` or `screen`.
+    pub kind: &'static str,
+    /// What it is of, for those who don't see the page.
+    pub label: String,
+    /// The path of its WebSocket.
+    pub socket: String,
+    /// The path of the program that shows it.
+    pub library: &'static str,
 }
 
 /// A part of a page, with a heading.
@@ -252,6 +317,10 @@ pub struct Section {
     pub table: Option<Table>,
     /// A map.
     pub map: Option<Map>,
+    /// A console or a screen.
+    pub machine: Option<Machine>,
+    /// Curves.
+    pub curves: Option<Curves>,
     /// A question.
     pub confirm: Option<Confirm>,
     /// Where it goes on.

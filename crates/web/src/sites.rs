@@ -12,6 +12,10 @@ use crate::words::{DASH, ago, count, rate, thing, word};
 
 /// More sites than these have no room on the map.
 const SPOTS: usize = 12;
+/// More links than these have no room for words beside them.
+const WORDS: usize = 10;
+/// Links with less than the first rate are thin, and those with the second one or more are thick.
+const RATES: [u64; 2] = [10 << 20, 100 << 20];
 /// So many links are listed, the slowest ones.
 const LINKS: usize = 400;
 
@@ -36,13 +40,14 @@ pub fn page(sites: &[Site], links: Option<&[Link]>, now_ms: u64) -> Page {
         let between = between(sites, links);
         if sites.len() > 1 {
             sections.insert(0, map(sites, &between));
+            sections.insert(1, pairs(sites, &between));
         }
         sections.push(list(links, now_ms));
     }
     Page::new("Sites and links", "perigee link list", sections)
 }
 
-/// The best of what was measured between two sites, in either direction: round trip and rate.
+/// The best of what was measured from one site to another: round trip, and rate of one connection.
 type Between = BTreeMap<(SiteId, SiteId), (f64, u64)>;
 
 fn between(sites: &[Site], links: &[Link]) -> Between {
@@ -56,12 +61,37 @@ fn between(sites: &[Site], links: &[Link]) -> Between {
         if from == to {
             continue;
         }
-        let pair = if from < to { (from, to) } else { (to, from) };
         let (rtt_ms, rate) = (link.probe.rtt_ms, link.probe.rate_bytes_per_s);
-        let known = all.entry(((*pair.0).clone(), (*pair.1).clone())).or_insert((rtt_ms, rate));
+        let known = all.entry(((*from).clone(), (*to).clone())).or_insert((rtt_ms, rate));
         *known = (known.0.min(rtt_ms), known.1.max(rate));
     }
     all
+}
+
+/// The same in either direction, the sites in the order of their names.
+fn in_either_direction(between: &Between) -> Between {
+    let mut all = Between::new();
+    for ((from, to), (rtt_ms, rate)) in between {
+        let pair = if from < to { (from, to) } else { (to, from) };
+        let known = all.entry((pair.0.clone(), pair.1.clone())).or_insert((*rtt_ms, *rate));
+        *known = (known.0.min(*rtt_ms), known.1.max(*rate));
+    }
+    all
+}
+
+/// What the map shows, for reading, and which pairs of sites were not measured.
+fn pairs(sites: &[Site], between: &Between) -> Section {
+    let ids = || sites.iter().map(|site| &site.id);
+    let all = ids().flat_map(|from| ids().filter(move |to| *to != from).map(move |to| (from, to)));
+    let rows = all.take(LINKS).map(|(from, to)| {
+        let known = between.get(&(from.clone(), to.clone()));
+        let rtt = known.map_or_else(|| DASH.to_owned(), |(rtt_ms, _)| format!("{rtt_ms:.1} ms"));
+        let (from, to) = (Cell::text(from), Cell::text(to));
+        let rate = known.map_or_else(|| Cell::number(DASH), |(_, bytes)| rate(*bytes));
+        vec![from, to, Cell::number(rtt), rate]
+    });
+    let section = Section::new("between", "Between sites", "perigee link list");
+    section.table(&["from", "to", "#round trip", "#rate"], rows.collect(), "")
 }
 
 fn map(sites: &[Site], between: &Between) -> Section {
@@ -80,14 +110,17 @@ fn map(sites: &[Site], between: &Between) -> Section {
         let number = shown.iter().position(|site| site.id == *id)?;
         Some(place(number, shown.len()))
     };
-    let mut said = Vec::new();
-    for ((from, to), (rtt_ms, rate)) in between {
-        let words = format!("{rtt_ms:.1} ms, {}", format_rate(*rate));
-        said.push(format!("{from} and {to}: {words}"));
+    let (between, mut said) = (in_either_direction(between), Vec::new());
+    for ((from, to), (rtt_ms, rate)) in &between {
+        let label = format!("{rtt_ms:.1} ms, {}", format_rate(*rate));
+        let words = format!("{from} and {to}: {label}");
+        said.push(words.clone());
         if let (Some(a), Some(b)) = (spot(from), spot(to)) {
             // Not in the middle, where lines cross.
             let middle = ((3 * a.0 + 2 * b.0) / 5, (3 * a.1 + 2 * b.1) / 5 - 3);
-            map.lines.push(Line { from: a, to: b, middle, words });
+            let width = 1 + RATES.iter().filter(|least| rate >= least).count();
+            let label = if between.len() > WORDS { String::new() } else { label };
+            map.lines.push(Line { from: a, to: b, middle, label, words, width });
         }
     }
     map.words = if said.is_empty() {
@@ -96,6 +129,11 @@ fn map(sites: &[Site], between: &Between) -> Section {
         format!("A map of the sites. {}", said.join("; "))
     };
     let mut section = Section { map: Some(map), ..Section::new("map", "Map", "") };
+    section.texts.push(format!(
+        "A line is thin below {} and thick from {} on.",
+        format_rate(RATES[0]),
+        format_rate(RATES[1])
+    ));
     if sites.len() > SPOTS {
         section.texts.push(format!("{SPOTS} of {} sites are shown.", sites.len()));
     }

@@ -141,6 +141,7 @@ fn frame(path: &str) -> Frame {
         can_log_out: true,
         path: path.to_owned(),
         is_live: true,
+        ..Frame::default()
     }
 }
 
@@ -220,13 +221,13 @@ fn no_text_of_a_user_or_a_guest_becomes_html_on_any_page() {
         note: HOSTILE.to_owned(),
         lines: vec![LoggedLine { text: HOSTILE.to_owned(), is_error: true }],
     };
-    let of_job = job::page(&job, &[hostile(a_decision())], NOW_MS);
+    let of_job = job::page(&job, &[hostile(a_decision())], &[], NOW_MS);
     assert_harmless(&PageText::of(&of_job).document(Some(&log), &frame("/")));
     let held = front::Held::of([&vm], [&volume]);
     let pages = [
         front::page(&all),
         front::queue(&[hostile(a_job("a-0002", "queued"))], &Asked::default(), NOW_MS),
-        things::vm(&vm, std::slice::from_ref(&migration), NOW_MS),
+        things::vm(&vm, std::slice::from_ref(&migration), &[], NOW_MS),
         things::volume(&volume, NOW_MS),
         things::host(&host, &held, std::slice::from_ref(&vm), NOW_MS),
         money::rental(&rental, NOW_MS),
@@ -364,7 +365,7 @@ fn what_a_caller_may_not_ask_for_is_not_on_the_page() {
 #[test]
 fn a_state_is_the_same_while_a_page_shows_the_same_and_its_log_does_not_count() {
     let job = a_job("a-0001", "running");
-    let page = PageText::of(&job::page(&job, &[], NOW_MS));
+    let page = PageText::of(&job::page(&job, &[], &[], NOW_MS));
     let state = |page: &Page| PageText::of(page).state;
     let first = page.state.clone();
     let log = Log { lines: vec![LoggedLine::default()], ..Log::default() };
@@ -372,8 +373,8 @@ fn a_state_is_the_same_while_a_page_shows_the_same_and_its_log_does_not_count() 
         let html = page.document(log, &frame("/"));
         assert!(html.contains(&format!("data-state=\"{first}\"")), "{html}");
     }
-    assert_eq!(state(&job::page(&job, &[], NOW_MS)), first);
-    let later = job::page(&Job { reason: "another".to_owned(), ..job }, &[], NOW_MS);
+    assert_eq!(state(&job::page(&job, &[], &[], NOW_MS)), first);
+    let later = job::page(&Job { reason: "another".to_owned(), ..job }, &[], &[], NOW_MS);
     assert_ne!(state(&later), first);
 }
 
@@ -388,7 +389,7 @@ fn a_note_is_not_written_to_the_last_word_of_its_cell() {
 
 #[test]
 fn a_job_has_its_prediction_beside_the_truth_and_its_decisions() {
-    let html = html(&job::page(&a_job("a-0001", "succeeded"), &[a_decision()], NOW_MS));
+    let html = html(&job::page(&a_job("a-0001", "succeeded"), &[a_decision()], &[], NOW_MS));
     for told in [
         "40 s (30..60)",
         "42 s",
@@ -470,8 +471,28 @@ fn sites_have_a_map_of_the_best_that_was_measured_between_them() {
         html.contains("cloud and home: 16.2 ms, 10 MiB/s") && html.contains("<circle"),
         "{html}"
     );
+    let between = html.split("id=\"between\"").nth(1).expect("a table");
+    let there = between.find("17.0 ms").expect("from cloud to home");
+    assert!(there < between.find("16.2 ms").expect("from home to cloud"), "{between}");
     let member = render(&sites::page(&all, None, NOW_MS), &frame("/sites"));
     assert!(!member.contains("16.2"), "links are told to admins only");
+}
+
+/// All words of 66 links lay over each other.
+#[test]
+fn a_map_of_many_links_has_their_words_where_somebody_points() {
+    let id = |number: u64| format!("site{number:02}");
+    let site = |number| json!({"id": id(number), "hosts": [id(number)], "place": "spread"});
+    let link = |from: u64, to: u64| {
+        json!({"from": id(from), "to": id(to), "measured_ms": NOW_MS, "blocks": null,
+            "probe": {"rtt_ms": 5.0, "rate_bytes_per_s": from << 27}})
+    };
+    let pairs = (0..12).flat_map(|from| (0..from).map(move |to| (from, to)));
+    let links: Vec<Link> = read(Value::Array(pairs.map(|(from, to)| link(from, to)).collect()));
+    let all: Vec<Site> = read(Value::Array((0..12).map(site).collect()));
+    let html = html(&sites::page(&all, Some(&links), NOW_MS));
+    assert_eq!(html.matches("<title>site").count(), 66, "{html}");
+    assert!(!html.contains("class=\"rtt\""), "{html}");
 }
 
 #[test]

@@ -1,15 +1,18 @@
 //! VMs, volumes and hosts: their lists, and a page for each of them.
 
+use perigee_model::VmId;
 use perigee_model::drain::DrainFate;
-use perigee_model::job::{ClusterVolume, Host, Migration, Vm, VmVolume};
+use perigee_model::job::{ClusterVolume, Host, Migration, Sample, Vm, VmVolume};
 use perigee_model::load::{HostPressure, Pressure};
 use perigee_model::replica::Replica;
 use perigee_model::units::{format_bytes, format_duration, format_rate};
 use perigee_model::waiting::in_words;
 
+use crate::curves;
+use crate::document;
 use crate::front::{self, Held, host_cpus, host_memory, host_pool, host_state};
 use crate::job::migrations;
-use crate::parts::{Cell, Page, Section, Tone};
+use crate::parts::{Cell, Machine, Page, Section, Tone};
 use crate::trouble::vm_tone;
 use crate::words::{
     DASH, ago, bytes, lasting, maybe_bytes, maybe_thing, or_dash, percent, short, thing, time,
@@ -17,7 +20,7 @@ use crate::words::{
 };
 
 /// A VM's page.
-pub fn vm(vm: &Vm, moves: &[Migration], now_ms: u64) -> Page {
+pub fn vm(vm: &Vm, moves: &[Migration], samples: &[Sample], now_ms: u64) -> Page {
     let id = &vm.id;
     let mut state = Section::new("state", "Where it stands", "").facts(vec![
         ("status", Cell::status(word(&vm.status), vm_tone(vm))),
@@ -42,14 +45,40 @@ pub fn vm(vm: &Vm, moves: &[Migration], now_ms: u64) -> Page {
             Cell::text(vm.predicted_end.as_ref().map(ToString::to_string).unwrap_or_default()),
         ),
     ]);
+    state = state.linked("Console", format!("/vms/{id}/console"));
+    if vm.declared.as_ref().is_some_and(|declared| declared.hardware.vnc) {
+        state = state.linked("Screen", format!("/vms/{id}/screen"));
+    }
     if vm.job.is_none() {
         state = state
             .linked("Start …", format!("/vms/{id}/start"))
             .linked("Stop …", format!("/vms/{id}/stop"));
     }
-    let sections =
-        vec![state, vm_figures(vm), vm_disks(&vm.volumes, now_ms), migrations(moves, None, now_ms)];
+    let mut sections = vec![state, vm_figures(vm)];
+    let command = vm.job.as_ref().map(|job| format!("perigee job explain {job}"));
+    sections.extend(curves::section(samples, command.unwrap_or_default()));
+    sections.extend([vm_disks(&vm.volumes, now_ms), migrations(moves, None, now_ms)]);
     Page::new(format!("VM {id}"), format!("perigee vm info {id}"), sections)
+}
+
+/// The page of a VM's console.
+pub fn console(id: &VmId) -> Page {
+    let (socket, library) = (format!("/vms/{id}/console/attach"), document::terminal_path());
+    let label = format!("The console of VM {id}");
+    machine(id, ("Console", "perigee vm console"), Machine { kind: "console", label, socket, library })
+}
+
+/// The page of a VM's screen.
+pub fn screen(id: &VmId) -> Page {
+    let (socket, library) = (format!("/vms/{id}/vnc"), document::viewer_path());
+    let label = format!("The screen of VM {id}");
+    machine(id, ("Screen", "perigee vm vnc"), Machine { kind: "screen", label, socket, library })
+}
+
+fn machine(id: &VmId, (heading, command): (&str, &str), machine: Machine) -> Page {
+    let section = Section::new("of-machine", heading, "").linked(format!("VM {id}"), format!("/vms/{id}"));
+    let section = Section { machine: Some(machine), ..section };
+    Page::new(format!("{heading} of VM {id}"), format!("{command} {id}"), vec![section])
 }
 
 fn vm_figures(vm: &Vm) -> Section {

@@ -18,6 +18,37 @@ pub fn short(text: &str) -> String {
     if chars.next().is_some() { format!("{cut} …") } else { cut }
 }
 
+/// The last lines of what a terminal was sent, without what it does with the terminal: colours, and moves of the cursor.
+pub fn plain_lines(sent: &str, most: usize) -> Vec<String> {
+    let mut plain = String::new();
+    let mut chars = sent.chars().peekable();
+    while let Some(char) = chars.next() {
+        match char {
+            '\u{1b}' => match chars.next() {
+                // Parameters, and then a letter that says what is done.
+                Some('[') => {
+                    chars.by_ref().find(|char| ('@'..='~').contains(char));
+                }
+                // A title, until a bell or the beginning of the next sequence.
+                Some(']') => {
+                    let is_end = |char: &char| ['\u{7}', '\u{1b}'].contains(char);
+                    if chars.by_ref().find(is_end) == Some('\u{1b}') {
+                        chars.next();
+                    }
+                }
+                Some('(' | ')') => drop(chars.next()),
+                _ => {}
+            },
+            '\n' | '\t' => plain.push(char),
+            char if char.is_control() => {}
+            char => plain.push(char),
+        }
+    }
+    let lines: Vec<&str> = plain.lines().map(str::trim_end).collect();
+    let from = lines.len().saturating_sub(most);
+    lines[from..].iter().map(|line| (*line).to_owned()).collect()
+}
+
 /// A value's name as in JSON, with blanks.
 pub fn word<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
@@ -126,6 +157,14 @@ mod tests {
             assert_eq!(ago(1000, 1000 + passed_ms), said);
         }
         assert_eq!(ago(5000, 1000), "just now", "clocks differ");
+    }
+
+    #[test]
+    fn what_was_printed_is_read_without_its_colours() {
+        let sent = "\u{1b}[0m\u{1b}[1;31mpanic\u{1b}[0m: no root\r\n\u{1b}]0;title\u{7}\u{1b}(Blogin: \u{1b}[";
+        assert_eq!(plain_lines(sent, 9), ["panic: no root", "login:"]);
+        assert_eq!(plain_lines(sent, 1), ["login:"]);
+        assert!(plain_lines("", 9).is_empty());
     }
 
     #[test]

@@ -109,6 +109,10 @@ impl Caller {
         if self.role == Role::Member
             && let Some((job, unknown)) = name.of_job()
         {
+            // Of a job that has not ended, the store need not be asked.
+            if let Some(record) = cluster.index.job(&job) {
+                return if self.sees_this_job(&record.job) { Ok(name) } else { Err(unknown) };
+            }
             match jobs::any_record(cluster, &job).await {
                 Ok(record) if !self.sees_this_job(&record.job) => return Err(unknown),
                 Err(problem) if problem.kind != ProblemKind::NotFound => return Err(problem),

@@ -55,6 +55,10 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Anybody,  "GET",    "/authority.pem"),
     (May::Anybody,  "GET",    "/web/style.css"),
     (May::Anybody,  "GET",    "/web/page.js"),
+    (May::Anybody,  "GET",    "/web/console.js"),
+    (May::Anybody,  "GET",    "/web/xterm.css"),
+    (May::Anybody,  "GET",    "/web/xterm.mjs"),
+    (May::Anybody,  "GET",    "/web/novnc.mjs"),
     (May::Member,   "GET",    "/"),
     (May::Member,   "GET",    "/live"),
     (May::Member,   "GET",    "/jobs"),
@@ -65,6 +69,10 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "GET",    "/queue"),
     (May::Member,   "GET",    "/vms"),
     (May::Member,   "GET",    "/vms/{vm}"),
+    (May::Member,   "GET",    "/vms/{vm}/console"),
+    (May::Member,   "GET",    "/vms/{vm}/console/attach"),
+    (May::Member,   "GET",    "/vms/{vm}/screen"),
+    (May::Member,   "GET",    "/vms/{vm}/vnc"),
     (May::Member,   "GET",    "/vms/{vm}/start"),
     (May::Member,   "POST",   "/vms/{vm}/start"),
     (May::Member,   "GET",    "/vms/{vm}/stop"),
@@ -502,7 +510,7 @@ impl Unwritten {
     fn new(cluster: &Arc<Cluster>, sender: &Sender, request: &Request) -> Self {
         let (method, path) = (request.method(), request.uri().path());
         // Who attaches to a console or a screen or logs in can type there, and a guest's files are not the cluster's.
-        let in_guest = path.starts_with("/v1/vms/");
+        let in_guest = ["/v1/vms/", "/vms/"].iter().any(|begin| path.starts_with(begin));
         let types = path.ends_with("/console/attach")
             || (in_guest && ["/file", "/ssh", "/vnc"].iter().any(|end| path.ends_with(end)));
         let reads = READS.contains(&method.as_str()) && !types;

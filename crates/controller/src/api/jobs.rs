@@ -88,6 +88,13 @@ pub async fn list(State(cluster): Shared, caller: Caller) -> Reply<Vec<Job>> {
     json(jobs)
 }
 
+/// The jobs that have not ended, and the last ones that have failed: so much is known without a look at the store, however many there are.
+pub async fn list_open(State(cluster): Shared, caller: Caller) -> Reply<Vec<Job>> {
+    let mut jobs = jobs::list_open(&cluster).await?;
+    jobs.retain(|job| caller.sees_this_job(job));
+    json(jobs)
+}
+
 /// The query of [`info`].
 #[derive(Debug, Default, Deserialize)]
 pub struct Looking {

@@ -17,19 +17,30 @@ use perigee_model::{Problem, VmId};
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
 use crate::records::declared;
+use crate::cluster::Cluster;
 use crate::storage::unknown;
 use crate::{migration, vms};
 
 /// All VMs. A VM whose host does not answer is shown as it was last seen, with the reason.
 #[utoipa::path(get, path = "/vms", tag = "vms", responses((status = 200, body = Vec<Vm>)))]
 pub async fn list(State(cluster): Shared, caller: Caller) -> Reply<Vec<Vm>> {
-    let mut vms = vms::list(&cluster).await?;
+    let vms = vms::list(&cluster).await?;
+    json(seen(&cluster, &caller, vms))
+}
+
+/// The same as the hosts have said a moment ago: they are not asked for it.
+pub async fn list_lately(State(cluster): Shared, caller: Caller) -> Reply<Vec<Vm>> {
+    let vms = vms::list_lately(&cluster).await?;
+    json(seen(&cluster, &caller, vms))
+}
+
+fn seen(cluster: &Cluster, caller: &Caller, mut vms: Vec<Vm>) -> Vec<Vm> {
     vms.retain(|vm| {
         let record = cluster.index.of_vm(&vm.id);
         let owner = record.as_ref().map_or("", |record| record.job.spec.owner.as_str());
         caller.sees_job(vm.id.as_str(), owner)
     });
-    json(vms)
+    vms
 }
 
 /// A VM, with its state and its addresses: of a running VM without a job those that its guest says, and before them the

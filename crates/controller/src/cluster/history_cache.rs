@@ -61,7 +61,7 @@ pub struct HistoryCache {
 #[derive(Debug, Default)]
 struct Inner {
     /// The last boots at each host.
-    boots: BTreeMap<HostId, Vec<Boot>>,
+    boots: BTreeMap<HostId, Arc<Vec<Boot>>>,
     /// By their keys.
     histories: BTreeMap<String, Arc<History>>,
     /// For each tenant, the kinds of jobs that succeeded last: when, and the newest run, by the keys of their histories.
@@ -111,7 +111,7 @@ impl HistoryCache {
 
     /// Replaces the boots of a host, after its record.
     pub fn set_boots(&self, host: &HostId, boots: Vec<Boot>) {
-        self.lock().boots.insert(host.clone(), boots);
+        self.lock().boots.insert(host.clone(), Arc::new(boots));
     }
 
     /// Forgets the boots of a host that was removed.
@@ -120,7 +120,7 @@ impl HistoryCache {
     }
 
     /// The last boots of VMs at a host; empty if none is known.
-    pub fn boots(&self, host: &HostId) -> Vec<Boot> {
+    pub fn boots(&self, host: &HostId) -> Arc<Vec<Boot>> {
         self.lock().boots.get(host).cloned().unwrap_or_default()
     }
 

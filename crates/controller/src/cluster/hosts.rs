@@ -3,7 +3,7 @@
 //! The address is the one that the host registered. The report is an observation with its time. A host that has
 //! not answered since the controller started has no report. Of such a host only [`Said`] is known.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -113,6 +113,8 @@ pub struct HostEntry {
     pub(super) volume_server: VolumeServer,
     /// The last reports of its VMs. They are shown while it does not answer.
     vms: BTreeMap<VmId, (Instant, VmReport)>,
+    /// When it has last said which VMs it has, and how all of them are.
+    all_vms_at: Option<Instant>,
     /// The sites of the hosts, as its volume server was told them.
     sites: Option<(Instant, Arc<Vec<SiteAddress>>)>,
     /// The last figures of its volume server.
@@ -245,6 +247,7 @@ impl Hosts {
             stopped: None,
             volume_server: VolumeServer::new(seen_ms),
             vms: BTreeMap::new(),
+            all_vms_at: None,
             sites: None,
             stats: None,
             pool: None,
@@ -391,6 +394,13 @@ impl Hosts {
         self.lock().get(id)?.cpu_load(except)
     }
 
+    /// How busy the CPUs of each host are that has reported this VM, without it.
+    pub fn loads_without(&self, vm: &VmId) -> Vec<(HostId, Option<CpuLoad>)> {
+        let hosts = self.lock();
+        let its = hosts.iter().filter(|(_, known)| known.vms.contains_key(vm));
+        its.map(|(id, known)| (id.clone(), known.cpu_load(Some(vm)))).collect()
+    }
+
     /// The bytes that were free in the host's pool when it was last asked; `None` if it has not answered.
     pub fn pool_free_bytes(&self, id: &HostId) -> Option<u64> {
         self.lock().get(id)?.pool_free_bytes()
@@ -421,6 +431,7 @@ impl Hosts {
     pub fn remember_vms(&self, id: &HostId, reports: &[VmReport]) {
         if let Some(known) = self.lock().get_mut(id) {
             let now = Instant::now();
+            known.all_vms_at = Some(now);
             known.vms = reports.iter().map(|r| (r.spec.vm.clone(), (now, r.clone()))).collect();
         }
     }
@@ -436,10 +447,12 @@ impl Hosts {
             known.vms.insert(report.spec.vm.clone(), (now, report.clone()));
         }
         if all {
-            let changed = &changes.changed;
-            known.vms.retain(|vm, _| changed.iter().any(|report| report.spec.vm == *vm));
+            let changed: BTreeSet<&VmId> = changes.changed.iter().map(|one| &one.spec.vm).collect();
+            known.vms.retain(|vm, _| changed.contains(vm));
+            known.all_vms_at = Some(now);
         }
-        let gone = known.vms.keys().filter(|vm| !changes.present.contains(vm));
+        let present: BTreeSet<&VmId> = changes.present.iter().collect();
+        let gone = known.vms.keys().filter(|vm| !present.contains(vm));
         let gone: Vec<VmId> = gone.cloned().collect();
         gone.iter().for_each(|vm| drop(known.vms.remove(vm)));
         gone
@@ -496,6 +509,14 @@ impl Hosts {
         // This caller sends the request; callers that come in the meantime take the previous figures.
         *at = Instant::now();
         None
+    }
+
+    /// The reports of all of the host's VMs, if all of them are younger than this.
+    pub fn fresh_vms(&self, id: &HostId, age_max: Duration) -> Option<Vec<VmReport>> {
+        let hosts = self.lock();
+        let known = hosts.get(id)?;
+        let is_fresh = known.all_vms_at.is_some_and(|at| at.elapsed() < age_max);
+        is_fresh.then(|| known.vms.values().map(|(_, report)| report.clone()).collect())
     }
 
     /// The last reports of the host's VMs. They may be old.

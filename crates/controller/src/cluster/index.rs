@@ -34,6 +34,9 @@ use crate::records::{
 /// Predictions that are older are not shown.
 const END_AGE_MAX: Duration = Duration::from_secs(10);
 
+/// So many of the last jobs that have failed are kept in memory.
+const FAILED_MAX: usize = 500;
+
 /// How many of the last completed migrations the planner learns from: of one tenant's VMs, if others' have moved too, and of all.
 const PAST_MOVES_OF_TENANT_MAX: usize = 10;
 const PAST_MOVES_MAX: usize = 50;
@@ -115,6 +118,8 @@ struct Inner {
     rules_asked: BTreeMap<JobId, (u64, Groups)>,
     /// What VMs have above the least of their memory and can't give back.
     lent: BTreeMap<VmId, Lent>,
+    /// The last jobs that have failed.
+    failed: BTreeMap<JobId, Arc<JobRecord>>,
 }
 
 /// The host where a queued job starts, with the plan that explains the choice.
@@ -264,6 +269,7 @@ impl Index {
             if let Some(vm) = &record.job.vm {
                 inner.migrations.retain(|(of, _), _| of != vm);
             }
+            inner.keep_failed(record);
             inner.jobs.remove(id)
         } else {
             inner.jobs.insert(id.clone(), Arc::new(record.clone()))
@@ -316,9 +322,16 @@ impl Index {
 
     /// The store has one less.
     pub fn note_erased(&self, id: &JobId) {
-        if let Some(kept) = self.lock().kept.get_mut(tenant_of(id.as_str())) {
+        let mut inner = self.lock();
+        inner.failed.remove(id);
+        if let Some(kept) = inner.kept.get_mut(tenant_of(id.as_str())) {
             *kept = kept.saturating_sub(1);
         }
+    }
+
+    /// The last jobs that have failed, at most [`FAILED_MAX`].
+    pub fn failed(&self) -> Vec<Arc<JobRecord>> {
+        self.lock().failed.values().cloned().collect()
     }
 
     /// How many records of jobs and VMs a tenant has in the store.
@@ -560,6 +573,18 @@ impl Inner {
         }
         let excess = self.past_moves.len().saturating_sub(PAST_MOVES_MAX);
         self.past_moves.drain(..excess);
+    }
+
+    fn keep_failed(&mut self, record: &JobRecord) {
+        if record.job.state != JobState::Failed || !record.kind.is_a_job() {
+            return;
+        }
+        self.failed.insert(record.job.id.clone(), Arc::new(record.clone()));
+        if self.failed.len() > FAILED_MAX {
+            let oldest = self.failed.values().min_by_key(|record| record.job.ended_ms);
+            let oldest = oldest.map(|record| record.job.id.clone());
+            oldest.and_then(|id| self.failed.remove(&id));
+        }
     }
 
     fn hosts_in_moves(&self) -> BTreeSet<HostId> {

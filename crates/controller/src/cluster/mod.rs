@@ -11,6 +11,7 @@ pub mod history_cache;
 mod hosts;
 mod index;
 mod lanes;
+mod lately;
 pub mod ledger;
 mod links;
 pub mod measurements;
@@ -68,6 +69,8 @@ pub use index::holds::{Alone, Detachment, Hold};
 pub(crate) use index::tests::moved;
 pub use index::{Grant, Index, Lent, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};
+use lately::Lately;
+pub use lately::Gathered;
 use ledger::Ledger;
 pub use links::{Ask, Links, Local};
 use measurements::Measurements;
@@ -234,6 +237,8 @@ pub struct Cluster {
     pub networks: Networks,
     /// Migrations share links.
     pub lanes: Lanes,
+    /// What decisions about all running VMs have in common.
+    pub lately: Lately,
     pub history_cache: HistoryCache,
     pub wakes: Wakes,
     /// When this controller was started. What it knows of what is older may come from a backup.
@@ -350,6 +355,7 @@ impl Cluster {
             paces: Paces::default(),
             networks: Networks::default(),
             lanes: Lanes::default(),
+            lately: Lately::default(),
             history_cache,
             wakes: Wakes::default(),
             begun_ms: now_ms(),

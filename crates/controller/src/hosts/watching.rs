@@ -5,12 +5,12 @@
 //! All VMs of a host are also requested once in each interval between two figures, in one request. A driver
 //! that hears nothing asks its host itself, at long intervals.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_model::vm::VmChanges;
-use perigee_model::{HostId, Problem};
+use perigee_model::vm::{VmChanges, VmReport};
+use perigee_model::{HostId, Problem, VmId};
 use tokio::task::JoinSet;
 
 use crate::cluster::tasks::Task;
@@ -75,6 +75,8 @@ struct Asked {
     /// When all VMs were last reported.
     all_at: Option<Instant>,
     had_vms: bool,
+    /// The last change of each of its VMs that was heard of.
+    heard: BTreeMap<VmId, u64>,
 }
 
 impl Asked {
@@ -102,12 +104,43 @@ impl Asked {
             self.all_at = Some(begun);
         }
         let gone = cluster.hosts.take_changes(&link.id, &changes, all);
-        if changes.changed.iter().any(networks::concerns) {
+        if self.hear(&changes).into_iter().any(networks::concerns) {
             cluster.networks.changed();
         }
         for vm in changes.changed.iter().map(|report| &report.spec.vm).chain(&gone) {
             cluster.wakes.wake(vm);
         }
         Ok(())
+    }
+
+    /// The reports of what has changed. In those of all VMs most say nothing but higher figures.
+    fn hear<'a>(&mut self, changes: &'a VmChanges) -> Vec<&'a VmReport> {
+        let mut changed: Vec<&VmReport> = changes.changed.iter().collect();
+        changed.retain(|report| {
+            let before = self.heard.insert(report.spec.vm.clone(), report.revision);
+            before != Some(report.revision)
+        });
+        let present: BTreeSet<&VmId> = changes.present.iter().collect();
+        self.heard.retain(|vm, _| present.contains(vm));
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The hosts of all networks were found out anew with each report of each of their VMs.
+    #[test]
+    fn what_only_has_higher_figures_is_no_change() {
+        let mut asked = Asked::default();
+        let report = |revision| VmReport { revision, ..crate::tests::report(crate::tests::vm_spec()) };
+        let mut hear = |revision: u64, is_present: bool| {
+            let report = report(revision);
+            let present = is_present.then(|| report.spec.vm.clone()).into_iter().collect();
+            asked.hear(&VmChanges { revision, present, changed: vec![report] }).len()
+        };
+        assert_eq!([hear(3, true), hear(3, true), hear(4, true), hear(4, false)], [1, 0, 1, 0]);
+        assert_eq!(hear(4, true), 1, "it was gone in between");
     }
 }

@@ -746,21 +746,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_waits_for_a_cpu_is_not_late_with_its_boot() {
-        let spec = VmSpec {
-            vm: perigee_model::VmId::new("q-0001").expect("name"),
-            start: perigee_model::VmStart::default(),
-            cpus: 1,
-            memory_bytes: 256 << 20,
-            disks: Vec::new(),
-            arrives_by: None,
-            arrives_from: None,
-            arrives_compressed: false,
-            locks_memory: false,
-            hides_output: false,
-            network: Default::default(),
-            machine: Default::default(),
-        };
-        let mut report = crate::tests::report(spec);
+        let mut report = crate::tests::report(crate::tests::vm_spec());
         (report.uptime_ms, report.load.longest_run_delay_ms) = (900_000, Some(880_000));
         assert_eq!(boot_time(&report, 900_000), Duration::from_secs(20));
         report.load.longest_run_delay_ms = None;

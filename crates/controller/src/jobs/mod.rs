@@ -345,8 +345,28 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Job>, Problem> {
         for member in &members {
             of_vms.extend(moves.remove(&vm_of(&member.job.id)).unwrap_or_default());
         }
-        let job = view(cluster, record, of_vms);
+        let job = view(cluster, &record, of_vms);
         jobs.push(gang::with_members(job, members));
+    }
+    jobs.sort_by_key(|job| job.submitted_ms);
+    Ok(jobs)
+}
+
+/// The jobs that have not ended, and the last ones that have failed, the oldest first. They are as in [`list`], but without their migrations,
+/// and without the VMs of a job that has failed.
+/// What has ended well is not read, however much it is.
+///
+/// # Errors
+/// If the store does not answer.
+pub async fn list_open(cluster: &Cluster) -> Result<Vec<Job>, Problem> {
+    let open = cluster.unfinished_jobs().into_iter().chain(cluster.index.failed());
+    let mut jobs = Vec::new();
+    for record in open.filter(|record| record.kind.is_a_job()) {
+        let job = view(cluster, &record, Vec::new());
+        jobs.push(match record.kind.is_gang() && !record.job.state.is_final() {
+            true => gang::with_members(job, members(cluster, &record).await?),
+            false => job,
+        });
     }
     jobs.sort_by_key(|job| job.submitted_ms);
     Ok(jobs)
@@ -366,7 +386,7 @@ pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
         moves.extend(cluster.records.list::<MigrationRecord>(&of_member).await?);
     }
     let moves = moves.into_iter().map(|record| record.migration).collect();
-    Ok(gang::with_members(view(cluster, record, moves), members))
+    Ok(gang::with_members(view(cluster, &record, moves), members))
 }
 
 /// The same when it has ended, or after this time.
@@ -396,24 +416,26 @@ fn report_of(cluster: &Cluster, record: &JobRecord) -> Option<VmReport> {
 }
 
 /// The job with its migrations, which have their own records, its position in the queue, and its predicted end.
-fn view(cluster: &Cluster, record: JobRecord, migrations: Vec<Migration>) -> Job {
+fn view(cluster: &Cluster, record: &JobRecord, migrations: Vec<Migration>) -> Job {
     let shown = migrations.into_iter().map(|moved| shared_links::shown(cluster, moved));
     let predicted_end = predicted_end(cluster, &record.job);
     let inputs = record.inputs.as_ref();
     let staging = inputs.and_then(|inputs| cluster.staging.in_words(&inputs.image));
-    let recovered = recovery::in_words(&record);
+    let recovered = recovery::in_words(record);
     let gang_move = record.kind.gang().and_then(|gang| gang.last_move.clone());
-    let seen = record.vm_started.then(|| report_of(cluster, &record)).flatten();
-    let is_one = record.vm_started && !record.kind.is_gang();
-    let memory = is_one.then(|| amounts::shown(cluster, &record, seen.as_ref())).flatten();
-    let cpu_time = is_one.then(|| amounts::cpu_time(&record, seen.as_ref())).flatten();
+    let spec = &record.job.spec;
+    let has_range = spec.memory_max_bytes.is_some() || spec.cpus_max.is_some();
+    let is_one = record.vm_started && !record.kind.is_gang() && has_range;
+    let seen = is_one.then(|| report_of(cluster, record)).flatten();
+    let memory = is_one.then(|| amounts::shown(cluster, record, seen.as_ref())).flatten();
+    let cpu_time = is_one.then(|| amounts::cpu_time(record, seen.as_ref())).flatten();
     let mut job = Job {
         migrations: shown.collect(),
         predicted_end,
         gang_move,
         memory,
         cpu_time,
-        ..record.job
+        ..record.job.clone()
     };
     if job.state == JobState::Queued
         && let Some((place, reason)) = cluster.index.wait_of(&job.id)

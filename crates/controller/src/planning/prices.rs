@@ -1,6 +1,7 @@
 //! What live migrations would cost. Whoever asks for many gathers once what all of them have in common.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use perigee_model::job::Link;
 use perigee_model::{HostId, Problem, SiteId};
@@ -19,7 +20,7 @@ pub struct Prices<'a> {
     cluster: &'a Cluster,
     used: BTreeMap<HostId, Used>,
     lanes: BTreeSet<Lane>,
-    past_moves: Vec<PastMove>,
+    past_moves: Arc<Vec<PastMove>>,
     /// Of each ordered pair of sites one link that is measured: it counts for hosts that have not measured theirs.
     of_sites: BTreeMap<(SiteId, SiteId), Link>,
 }
@@ -38,7 +39,7 @@ impl<'a> Prices<'a> {
             cluster,
             used: cluster.index.used(),
             lanes: shared_links::used_lanes(cluster, None),
-            past_moves: past_moves(cluster),
+            past_moves: Arc::new(past_moves(cluster)),
             of_sites: of_sites(cluster),
         }
     }
@@ -105,7 +106,7 @@ impl<'a> Prices<'a> {
             hosts: hosts.into(),
             links: links.collect(),
             probe_request_bytes: u64::from(links::PROBE_REQUEST_BYTES),
-            past_moves: self.past_moves.clone(),
+            past_moves: Arc::clone(&self.past_moves),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Who uses a link, and how much of it a migration may have.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use perigee_model::job::{JobState, Migration};
 use perigee_model::{HostId, MigrationId, Problem, SiteId, VmId};
@@ -9,7 +9,7 @@ use perigee_planner::LinkForMoves;
 use super::{links, seconds};
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, Lane};
-use crate::records::vm_of;
+use crate::records::{JobRecord, vm_of};
 use crate::storage::replicas;
 
 /// A migration gets at most this share of a link over which other VMs use their disks. With more, its packets
@@ -76,16 +76,27 @@ pub fn site_of(cluster: &Cluster, host: &HostId) -> Option<SiteId> {
 
 /// The links over which running VMs use their disks, whatever the direction; without those of one VM.
 pub fn used_lanes(cluster: &Cluster, except: Option<&VmId>) -> BTreeSet<Lane> {
-    let mut used = BTreeSet::new();
-    for job in cluster.unfinished_jobs() {
-        let Some(host) = job.job.host.as_ref().filter(|_| job.vm_started) else { continue };
-        if except == Some(&vm_of(&job.job.id)) {
-            continue;
-        }
-        let far = job.disks_needed().filter(|disk| disk.home != *host);
-        used.extend(far.map(|disk| unordered(lane(cluster, &disk.home, host))));
+    let jobs = cluster.unfinished_jobs();
+    let others = jobs.iter().filter(|job| except != Some(&vm_of(&job.job.id)));
+    others.flat_map(|job| far_lanes(cluster, job)).collect()
+}
+
+/// How many running VMs use their disks over each link.
+pub fn users_of_lanes(cluster: &Cluster) -> BTreeMap<Lane, usize> {
+    let mut users = BTreeMap::new();
+    for lane in cluster.unfinished_jobs().iter().flat_map(|job| far_lanes(cluster, job)) {
+        *users.entry(lane).or_default() += 1;
     }
-    used
+    users
+}
+
+/// The links over which a running VM uses its disks, whatever the direction.
+pub fn far_lanes(cluster: &Cluster, job: &JobRecord) -> BTreeSet<Lane> {
+    let Some(host) = job.job.host.as_ref().filter(|_| job.vm_started) else {
+        return BTreeSet::new();
+    };
+    let far = job.disks_needed().filter(|disk| disk.home != *host);
+    far.map(|disk| unordered(lane(cluster, &disk.home, host))).collect()
 }
 
 /// What something uses now, as far as the controller knows.

@@ -28,6 +28,8 @@ use crate::{accounts, admissions};
 pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
     let replicas = replicas::list(cluster).await?;
     let jobs = cluster.unfinished_jobs();
+    let writers = writers(&jobs);
+    let writer = |name: &VolumeName| writers.get(name).copied();
     let mut volumes = BTreeMap::new();
     let hosts = cluster.hosts.serving();
     let asked = hosts.iter().map(|host| host.volume.get::<Vec<VolumeInfo>>("/v1/volumes"));
@@ -48,7 +50,8 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
                 None => given_up.get(&host.id).is_some_and(|all| all.contains(&info.name)),
             };
             if is_here && !volumes.contains_key(&info.name) {
-                let view = view(cluster, &info.name, &host.id, Some(&seen(&info)), &jobs);
+                let view =
+                    view(cluster, &info.name, &host.id, Some(&seen(&info)), writer(&info.name));
                 volumes.insert(info.name, view);
             }
         }
@@ -59,14 +62,15 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
         let silent =
             !answered.contains(&record.home) || cluster.index.is_changing_home(&record.name);
         if silent || record.seen.is_none() {
-            let view = view(cluster, &record.name, &record.home, record.seen.as_ref(), &jobs);
+            let writer = writer(&record.name);
+            let view = view(cluster, &record.name, &record.home, record.seen.as_ref(), writer);
             volumes.entry(record.name).or_insert(view);
         }
     }
     // Jobs' own disks have no records.
     for (volume, home) in disks.into_iter().filter(|(_, home)| !answered.contains(*home)) {
         if !volumes.contains_key(volume) {
-            volumes.insert(volume.clone(), view(cluster, volume, home, None, &jobs));
+            volumes.insert(volume.clone(), view(cluster, volume, home, None, writer(volume)));
         }
     }
     for volume in volumes.values_mut().filter(|volume| !answered.contains(&volume.home)) {
@@ -106,7 +110,8 @@ pub async fn volume(cluster: &Cluster, name: &VolumeName) -> Result<ClusterVolum
         _ => problem,
     })?;
     let jobs = cluster.unfinished_jobs();
-    let shown = view(cluster, name, &record.home, record.seen.as_ref(), &jobs);
+    let writer = writer(&jobs, name);
+    let shown = view(cluster, name, &record.home, record.seen.as_ref(), writer);
     Ok(ClusterVolume { replicas, ..shown })
 }
 
@@ -115,7 +120,7 @@ fn view(
     name: &VolumeName,
     home: &HostId,
     seen: Option<&VolumeSeen>,
-    jobs: &[Arc<JobRecord>],
+    writer: Option<&JobRecord>,
 ) -> ClusterVolume {
     ClusterVolume {
         name: name.clone(),
@@ -123,7 +128,7 @@ fn view(
         size_bytes: seen.map_or(0, |s| s.size_bytes),
         allocated_bytes: seen.map_or(0, |s| s.allocated_bytes),
         epoch: seen.map_or(Epoch(0), |s| s.epoch),
-        used_by: writer(jobs, name).map(|record| record.job.id.clone()),
+        used_by: writer.map(|record| record.job.id.clone()),
         moving: cluster
             .index
             .volume_move(name)
@@ -151,6 +156,18 @@ fn seen(info: &VolumeInfo) -> VolumeSeen {
         epoch: info.epoch,
         leave_site: info.leave_site,
     }
+}
+
+/// The jobs that have volumes open for writing, as [`writer`] finds them.
+fn writers(jobs: &[Arc<JobRecord>]) -> BTreeMap<&VolumeName, &JobRecord> {
+    let mut writers = BTreeMap::new();
+    for record in jobs {
+        let disks = record.placement.iter().flat_map(|placement| &placement.disks);
+        for disk in disks.filter(|disk| !disk.read_only) {
+            writers.entry(&disk.volume).or_insert(&**record);
+        }
+    }
+    writers
 }
 
 /// The job that has the volume open for writing.
@@ -307,7 +324,7 @@ pub async fn adopt(
         }
         None => record_found(cluster, host, &info).await?,
     };
-    Ok(view(cluster, name, host, record.seen.as_ref(), &[]))
+    Ok(view(cluster, name, host, record.seen.as_ref(), None))
 }
 
 /// Whether the host answers that it has no such volume.
@@ -363,7 +380,7 @@ pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, 
         Ok(info) => {
             record.seen = Some(seen(&info));
             cluster.records.put(&key, &record).await?;
-            Ok(view(cluster, &new.name, &home.id, record.seen.as_ref(), &[]))
+            Ok(view(cluster, &new.name, &home.id, record.seen.as_ref(), None))
         }
         Err(problem) => {
             // If the answer was lost, the volume may exist. The record then stays, so that it can be deleted.
@@ -422,7 +439,7 @@ pub(super) async fn make_at(
         Ok(Ok(info)) => {
             record.seen = Some(seen(&info));
             cluster.records.put(&key, &record).await?;
-            Ok(view(cluster, name, &home.id, record.seen.as_ref(), &[]))
+            Ok(view(cluster, name, &home.id, record.seen.as_ref(), None))
         }
         Ok(Err(problem)) => {
             cluster.records.remove(&key).await?;

@@ -60,8 +60,9 @@ use perigee_model::guest::GuestBody;
 use perigee_model::job::{
     Access, DEFAULT_OWNER, Job, JobSpec, JobState, JobVolume, NewVolume, Restart, Start,
 };
+use perigee_model::vm::VmSpec;
 use perigee_model::volume::VolumeSource;
-use perigee_model::{HostId, ImageName, JobId, VmId, VolumeName};
+use perigee_model::{HostId, ImageName, JobId, VmId, VmStart, VolumeName};
 
 use crate::cluster::rentals::RentalTiming;
 use crate::cluster::renter::RenterTiming;
@@ -242,6 +243,24 @@ async fn wait_while<T, R: std::fmt::Debug, F: Future<Output = Option<T>>>(
 
 fn data_volume() -> VolumeName {
     VolumeName::new("tpch").expect("name")
+}
+
+/// A VM without disks and network.
+pub fn vm_spec() -> VmSpec {
+    VmSpec {
+        vm: VmId::new("q-0001").expect("name"),
+        start: VmStart::default(),
+        cpus: 1,
+        memory_bytes: 256 << 20,
+        disks: Vec::new(),
+        arrives_by: None,
+        arrives_from: None,
+        arrives_compressed: false,
+        locks_memory: false,
+        hides_output: false,
+        network: Default::default(),
+        machine: Default::default(),
+    }
 }
 
 /// A job that starts at `home1` and uses the data volume.

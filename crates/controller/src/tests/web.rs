@@ -4,12 +4,14 @@ use axum::Extension;
 use perigee_http::{Peer, Refusal};
 use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, ClusterVolume, Job, JobSpec, JobState};
+use perigee_model::persistent_vm::StopVm;
 use perigee_model::tenant::{AuditEntry, NewUser, Role, User};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::tenants::{Tenants, make_token, new_volume, small};
 use super::{PATIENCE, finish, spec, vm_of, wait_for};
+use crate::cluster::Index;
 
 /// Where browsers ask, and the address as they write it.
 struct Site {
@@ -169,7 +171,16 @@ async fn what_strangers_read_is_not_in_the_audit_log() {
     let site = Site::up().await;
     let origin = site.origin();
     let headers = [("origin", origin.as_str())];
-    for path in ["/web/style.css", "/web/page.js", "/authority.pem", "/login"] {
+    for path in [
+        "/web/style.css",
+        "/web/page.js",
+        "/web/console.js",
+        "/web/xterm.css",
+        "/web/xterm.mjs",
+        "/web/novnc.mjs",
+        "/authority.pem",
+        "/login",
+    ] {
         assert_eq!(send(&site.address, "GET", path, &[], "").await.status, 200, "{path}");
     }
     assert_eq!(send(&site.address, "POST", "/logout", &headers, "").await.status, 303);
@@ -361,6 +372,10 @@ async fn the_second_tenant_finds_nothing_of_the_first_on_any_page() {
             "/live?of=/jobs/NAME2-0001&after=0",
             "/vms/NAME2-0001",
             "/vms/NAME2-0001/stop",
+            "/vms/NAME2-0001/console",
+            "/vms/NAME2-0001/console/attach",
+            "/vms/NAME2-0001/screen",
+            "/vms/NAME2-0001/vnc",
             "/volumes/NAME2-0001-out",
         ];
         for path in things {
@@ -386,7 +401,9 @@ async fn the_second_tenant_finds_nothing_of_the_first_on_any_page() {
 async fn each_page_tells_the_browser_to_run_nothing_but_the_own_script() {
     let site = Site::up().await;
     let cookie = site.cookie("acme/ann").await;
-    for path in ["/", "/login", "/jobs/none-0001", "/hosts", "/web/page.js"] {
+    for path in
+        ["/", "/login", "/jobs/none-0001", "/hosts", "/web/page.js", "/vms/none-0001/console"]
+    {
         let said = site.get(&cookie, path).await;
         let policy = said.header("content-security-policy").expect(path);
         for part in [
@@ -447,6 +464,102 @@ impl Stream {
 fn attribute<'a>(page: &'a str, name: &str) -> &'a str {
     let value = page.split(&format!("{name}=\"")).nth(1).and_then(|rest| rest.split('"').next());
     value.unwrap_or_else(|| panic!("no {name}: {page}"))
+}
+
+/// A WebSocket that a page asks for: what the server has answered, and the connection.
+async fn handshake(site: &Site, path: &str, cookie: &str, origin: &str) -> (String, TcpStream) {
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nhost: {}\r\ncookie: {cookie}\r\norigin: {origin}\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+         sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-protocol: binary\r\n\r\n",
+        site.address
+    );
+    let mut stream = TcpStream::connect(&site.address).await.expect("a connection");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut head = Vec::new();
+    let read = async {
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("an answer"));
+        }
+    };
+    tokio::time::timeout(PATIENCE, read).await.expect("an answer in time");
+    (String::from_utf8_lossy(&head).to_lowercase(), stream)
+}
+
+#[tokio::test]
+async fn a_page_opens_a_console_with_its_cookie_and_a_page_of_another_server_does_not() {
+    let site = Site::up().await;
+    site.tenants.share_debian().await;
+    let (amy, lab) = (&site.tenants.amy, &site.tenants.lab);
+    let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
+    let job: Job = amy.post("/v1/jobs", &asked).await.expect("a job");
+    lab.wait_for_vm(&lab.home, &vm_of(&job.id)).await;
+    let (cookie, own) = (site.cookie("acme/amy").await, site.origin());
+    let page = site.get(&cookie, "/vms/q-0001/console").await;
+    assert!(page.body.contains("data-socket=\"/vms/acme~q-0001/console/attach\""), "{page:?}");
+    assert!(page.body.contains("panic: no root") && !page.body.contains("data-live"), "{page:?}");
+    let path = "/vms/q-0001/console/attach";
+    for origin in ["http://evil.example", "null", "http://127.0.0.1:1"] {
+        let (head, _) = handshake(&site, path, &cookie, origin).await;
+        assert!(head.starts_with("http/1.1 403"), "{origin}: {head}");
+    }
+    let (head, _) = handshake(&site, path, &site.cookie("blue/bob").await, &own).await;
+    assert!(head.starts_with("http/1.1 404"), "{head}");
+    let (head, mut stream) = handshake(&site, path, &cookie, &own).await;
+    assert!(head.starts_with("http/1.1 101") && head.contains("protocol: binary"), "{head}");
+    // A frame with four bytes, and a mask that changes nothing.
+    stream.write_all(b"\x82\x84\0\0\0\0echo").await.expect("sent");
+    let mut came = [0; 6];
+    let read = tokio::time::timeout(PATIENCE, stream.read_exact(&mut came)).await;
+    read.expect("in time").expect("what was typed");
+    assert_eq!(&came, b"\x82\x04echo");
+    let entries = async || {
+        let all: Vec<AuditEntry> = site.tenants.ann.get("/v1/audit").await.expect("the log");
+        all.iter().any(|one| one.request == format!("GET {path}") && one.status == 101).then_some(())
+    };
+    wait_for("an entry: whoever is attached can type", entries).await;
+}
+
+/// A browser tells a page nothing of an answer that is no WebSocket.
+#[tokio::test]
+async fn a_page_is_told_why_it_gets_no_console() {
+    let site = Site::up().await;
+    site.tenants.share_debian().await;
+    let (amy, lab) = (&site.tenants.amy, &site.tenants.lab);
+    let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
+    let job: Job = amy.post("/v1/jobs", &asked).await.expect("a job");
+    lab.wait_for_vm(&lab.home, &vm_of(&job.id)).await;
+    lab.home.inside().down = true;
+    let (cookie, own) = (site.cookie("acme/amy").await, site.origin());
+    let (head, mut stream) = handshake(&site, "/vms/q-0001/vnc", &cookie, &own).await;
+    assert!(head.starts_with("http/1.1 101") && !head.contains("protocol: binary"), "{head}");
+    let mut came = [0; 4];
+    let read = tokio::time::timeout(PATIENCE, stream.read_exact(&mut came)).await;
+    read.expect("in time").expect("the end");
+    // It ends with 1013: it may be tried again.
+    assert!(came[0] == 0x88 && came[1] > 2 && came[2..] == [0x03, 0xf5], "{came:?}");
+}
+
+/// The first page reads nothing of the store for jobs that have ended, however many there are.
+#[tokio::test]
+async fn a_job_that_has_failed_is_on_the_first_page_until_it_is_deleted() {
+    let site = Site::up().await;
+    site.tenants.share_debian().await;
+    let (amy, lab) = (&site.tenants.amy, &site.tenants.lab);
+    let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
+    let job: Job = amy.post("/v1/jobs", &asked).await.expect("a job");
+    lab.wait_for_vm(&lab.home, &vm_of(&job.id)).await;
+    amy.post::<()>("/v1/vms/q-0001/stop", &StopVm::default()).await.expect("stopped");
+    lab.wait_for_state(&job.id, JobState::Failed).await;
+    let is_told = async |of: &str| {
+        let page = site.get(&site.cookie(of).await, "/").await;
+        page.body.contains("q-0001 failed")
+    };
+    assert!(is_told("acme/amy").await && is_told("acme/ann").await && !is_told("blue/bob").await);
+    let again = Index::load(&lab.cluster.records).await.expect("after a restart");
+    assert_eq!(again.failed().len(), 1);
+    let delete = async || amy.delete("/v1/jobs/q-0001").await.ok();
+    wait_for("the job to be deleted", delete).await;
+    assert!(!is_told("acme/amy").await);
 }
 
 /// The controller keeps what it has seen for one reader, and shows it to others who see the same.

@@ -1,19 +1,24 @@
 //! What all pages have in common: the headers that a browser keeps to, and refusals as pages.
 
+use std::io::Read as _;
+
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, LOCATION,
-    REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
+    ACCEPT_ENCODING, AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY,
+    CONTENT_TYPE, HeaderValue, LOCATION, REFERRER_POLICY, SET_COOKIE, VARY, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{HeaderName, StatusCode};
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse as _, Response};
-use perigee_http::Peer;
+use flate2::read::GzDecoder;
+use perigee_http::{Failure, Peer};
 use perigee_model::Problem;
 use perigee_model::percent::encoded_path;
 use perigee_web::parts::{Page, Section, Tone, Trouble};
-use perigee_web::{Frame, SCRIPT, STYLE, document};
+use perigee_web::{
+    CONSOLE, Frame, SCRIPT, STYLE, TERMINAL, TERMINAL_STYLE, VIEWER, document,
+};
 
 use crate::api::cookie;
 
@@ -37,12 +42,52 @@ const HEADERS: [(HeaderName, &str); 5] = [
 const KEPT: &str = "public, max-age=31536000, immutable";
 
 pub async fn style() -> Response {
-    ([(CONTENT_TYPE, "text/css; charset=utf-8"), (CACHE_CONTROL, KEPT)], STYLE).into_response()
+    file(CSS, STYLE)
 }
 
 pub async fn script() -> Response {
-    let kind = "text/javascript; charset=utf-8";
-    ([(CONTENT_TYPE, kind), (CACHE_CONTROL, KEPT)], SCRIPT).into_response()
+    file(JAVASCRIPT, SCRIPT)
+}
+
+pub async fn console() -> Response {
+    file(JAVASCRIPT, CONSOLE)
+}
+
+pub async fn terminal_style() -> Response {
+    file(CSS, TERMINAL_STYLE)
+}
+
+pub async fn terminal(headers: HeaderMap) -> Result<Response, Failure> {
+    Ok(compressed(&headers, TERMINAL)?)
+}
+
+pub async fn viewer(headers: HeaderMap) -> Result<Response, Failure> {
+    Ok(compressed(&headers, VIEWER)?)
+}
+
+const CSS: &str = "text/css; charset=utf-8";
+const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+
+fn file(kind: &'static str, text: &'static str) -> Response {
+    ([(CONTENT_TYPE, kind), (CACHE_CONTROL, KEPT)], text).into_response()
+}
+
+/// A script that is kept compressed. All browsers take it so.
+fn compressed(headers: &HeaderMap, script: &'static [u8]) -> Result<Response, Problem> {
+    let takes = headers.get(ACCEPT_ENCODING).and_then(|takes| takes.to_str().ok());
+    let mut answer = if takes.is_some_and(|takes| takes.contains("gzip")) {
+        ([(CONTENT_ENCODING, "gzip")], script).into_response()
+    } else {
+        let mut plain = Vec::new();
+        let read = GzDecoder::new(script).read_to_end(&mut plain);
+        read.map_err(|e| Problem::internal("can't read a script of the pages", e))?;
+        plain.into_response()
+    };
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(JAVASCRIPT));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static(KEPT));
+    headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
+    Ok(answer)
 }
 
 /// Makes a page of a refusal, sends whoever is not known to the page where one logs in, and adds the headers.

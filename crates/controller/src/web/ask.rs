@@ -113,8 +113,8 @@ impl<'a> Ask<'a> {
         let caller = || self.caller.clone();
         let (hosts, vms, jobs, volumes, tasks, schedules, rentals, audit) = tokio::join!(
             self.part("/v1/hosts", api::hosts::list(self.state())),
-            self.part("/v1/vms", api::vms::list(self.state(), caller())),
-            self.part("/v1/jobs", api::jobs::list(self.state(), caller())),
+            self.part("/v1/vms", api::vms::list_lately(self.state(), caller())),
+            self.part("/v1/jobs", api::jobs::list_open(self.state(), caller())),
             self.part("/v1/volumes", api::catalog::volumes(self.state(), caller())),
             self.part("/v1/tasks", api::tasks::list(self.state())),
             self.part("/v1/backup-schedules", api::backups::list_schedules(self.state())),
@@ -169,7 +169,7 @@ impl<'a> Ask<'a> {
     pub async fn vms_and_volumes(&self) -> Result<(Vec<Vm>, Vec<ClusterVolume>), Problem> {
         let caller = || self.caller.clone();
         tokio::try_join!(
-            self.get("/v1/vms", api::vms::list(self.state(), caller())),
+            self.get("/v1/vms", api::vms::list_lately(self.state(), caller())),
             self.get("/v1/volumes", api::catalog::volumes(self.state(), caller())),
         )
     }

@@ -10,6 +10,7 @@
 //! | How does an open page stay fresh, and a job's log? | `live.rs` |
 //! | What do many open pages cost? | one look for all that show the same: `looks.rs` |
 //! | What can be done on a page? | `actions.rs` |
+//! | How does a page get a VM's console or screen? | `machine.rs` |
 //! | How does a refusal become a page, and what is a browser told to keep to? | `answer.rs` |
 
 mod actions;
@@ -18,6 +19,7 @@ mod ask;
 mod live;
 mod login;
 mod looks;
+mod machine;
 mod pages;
 
 use std::sync::Arc;
@@ -44,7 +46,7 @@ type Shared = State<Web>;
 
 /// What is served beside [`pages::PATHS`] and [`actions::PATHS`]: each as a row of the table of callers has it.
 #[cfg(test)]
-const OTHERS: [&str; 8] = [
+const OTHERS: [&str; 14] = [
     "GET /live",
     "GET /jobs/{job}/output.tar",
     "GET /login",
@@ -53,6 +55,12 @@ const OTHERS: [&str; 8] = [
     "GET /authority.pem",
     "GET /web/style.css",
     "GET /web/page.js",
+    "GET /vms/{vm}/console/attach",
+    "GET /vms/{vm}/vnc",
+    "GET /web/console.js",
+    "GET /web/xterm.css",
+    "GET /web/xterm.mjs",
+    "GET /web/novnc.mjs",
 ];
 
 /// Every method and path of the pages.
@@ -82,6 +90,12 @@ pub fn router(cluster: Arc<Cluster>) -> Router {
         .route("/authority.pem", get(login::authority))
         .route("/web/style.css", get(answer::style))
         .route("/web/page.js", get(answer::script))
+        .route("/vms/{vm}/console/attach", get(machine::attach_console))
+        .route("/vms/{vm}/vnc", get(machine::view_screen))
+        .route("/web/console.js", get(answer::console))
+        .route("/web/xterm.css", get(answer::terminal_style))
+        .route("/web/xterm.mjs", get(answer::terminal))
+        .route("/web/novnc.mjs", get(answer::viewer))
         .with_state(web)
         .layer(from_fn_with_state(Arc::clone(&cluster), api::admit))
         .layer(from_fn(answer::finish));

@@ -8,7 +8,7 @@ use axum::http::header::CONTENT_DISPOSITION;
 use axum::http::{HeaderMap, Uri};
 use axum::response::{Html, IntoResponse as _, Response};
 use perigee_http::Failure;
-use perigee_model::job::{ClusterVolume, Host, Job, LogLine, Vm};
+use perigee_model::job::{ClusterVolume, Host, Job, LogLine, Sample, Vm};
 use perigee_model::tenant::Tenant;
 use perigee_model::{HostId, JobId, Problem, RentalId, TenantName, VmId, VolumeName};
 use perigee_web::lists::{self, Asked};
@@ -17,20 +17,22 @@ use perigee_web::{Frame, front, money, sites, things};
 use serde::Deserialize;
 
 use super::ask::Ask;
-use super::{Shared, actions, live};
+use super::{Shared, actions, live, machine};
 use crate::api::caller::{Caller, Full};
 use crate::api::{self, cookie};
 use crate::cluster::Cluster;
 use crate::jobs;
 
 /// The pages on which nothing is asked.
-pub const PATHS: [&str; 16] = [
+pub const PATHS: [&str; 18] = [
     "/",
     "/jobs",
     "/jobs/{job}",
     "/queue",
     "/vms",
     "/vms/{vm}",
+    "/vms/{vm}/console",
+    "/vms/{vm}/screen",
     "/volumes",
     "/volumes/{volume}",
     "/sites",
@@ -81,17 +83,21 @@ pub async fn show(
     let told = headers.get(TOLD).and_then(|state| state.to_str().ok());
     let text = web.looks.page(&web.cluster, &caller, &uri, told).await?;
     let rank = shown(&uri)?.rank;
-    let log = match job_of(&uri) {
-        None => None,
-        Some(_) if headers.contains_key(WITHOUT_LOG) => Some(Log::default()),
-        Some(job) => Some(log(&Ask::new(&web.cluster, &caller), job, rank).await?),
+    let ask = Ask::new(&web.cluster, &caller);
+    let log = match (job_of(&uri), machine::console_of(uri.path())) {
+        (None, None) => None,
+        _ if headers.contains_key(WITHOUT_LOG) => Some(Log::default()),
+        (Some(job), _) => Some(log(&ask, job, rank).await?),
+        (None, Some(vm)) => Some(machine::printed(&ask, vm).await?),
     };
+    let has_machine = machine::is_machine(uri.path());
     let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     let frame = Frame {
         who: caller.who.clone(),
         role: Some(caller.role),
         can_log_out: cookie::token(&headers, uri.path()).is_some(),
-        is_live: !actions::is_question(uri.path()),
+        is_live: !has_machine && !actions::is_question(uri.path()),
+        has_machine,
         path,
     };
     Ok(Html(text.document(log.as_ref(), &frame)))
@@ -133,12 +139,15 @@ async fn page_of(ask: &Ask<'_>, uri: &Uri) -> Result<Page, Problem> {
             Ok(front::queue(&all, &asked, ask.now_ms))
         }
         ["vms"] => {
-            let all = ask.get("/v1/vms", api::vms::list(ask.state(), caller.clone())).await?;
+            let answer = api::vms::list_lately(ask.state(), caller.clone());
+            let all = ask.get("/v1/vms", answer).await?;
             let has = |vm: &Vm, text: &str| vm.id.as_str().contains(text);
             let rows = |shown: Vec<_>| front::vms("vms", shown.into_iter());
             Ok(lists::page("VMs", "/vms", "perigee vm list", &all, &asked, has, rows))
         }
         ["vms", vm] => vm_page(ask, vm).await,
+        ["vms", vm, "console"] => machine::page(ask, vm, things::console).await,
+        ["vms", vm, "screen"] => machine::page(ask, vm, things::screen).await,
         ["volumes"] => {
             let answer = api::catalog::volumes(ask.state(), caller.clone());
             let all = ask.get("/v1/volumes", answer).await?;
@@ -204,7 +213,8 @@ async fn job_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
     let path = format!("/v1/jobs/{}/decisions", job.id);
     let full: Full<JobId> = Full(job.id.clone());
     let decisions = ask.get(&path, api::jobs::decisions(ask.state(), full)).await?;
-    Ok(perigee_web::job::page(&job, &decisions, ask.now_ms))
+    let samples = samples(ask, &job.id).await?;
+    Ok(perigee_web::job::page(&job, &decisions, &samples, ask.now_ms))
 }
 
 async fn vm_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
@@ -213,7 +223,18 @@ async fn vm_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {
     let (path, moves) = (format!("/v1/vms/{name}"), format!("/v1/vms/{name}/migrations"));
     let vm = ask.get(&path, api::vms::info(ask.state(), full)).await?;
     let moves = ask.get(&moves, api::vms::migrations(ask.state(), again)).await?;
-    Ok(things::vm(&vm, &moves, ask.now_ms))
+    // One without a job has none.
+    let job = vm.job.as_ref().and_then(|_| JobId::new(vm.id.as_str()).ok());
+    let samples = match &job {
+        Some(job) => samples(ask, job).await?,
+        None => Vec::new(),
+    };
+    Ok(things::vm(&vm, &moves, &samples, ask.now_ms))
+}
+
+async fn samples(ask: &Ask<'_>, job: &JobId) -> Result<Vec<Sample>, Problem> {
+    let path = format!("/v1/jobs/{job}/samples");
+    ask.get(&path, api::jobs::samples(ask.state(), Full(job.clone()))).await
 }
 
 async fn host_page(ask: &Ask<'_>, name: &str) -> Result<Page, Problem> {

@@ -158,7 +158,7 @@ fn cluster(scenario: &Scenario) -> Cluster {
         };
         HostFacts {
             memory_free_bytes: scenario.memory_bytes / 2,
-            boots: (0..BOOTS.0).map(boot).collect(),
+            boots: Arc::new((0..BOOTS.0).map(boot).collect()),
             running_vcpus: scenario.cpus,
             cpu_load: Some(load),
             ..scenario.host(host_id(number), site_id(scenario, number))
@@ -168,7 +168,7 @@ fn cluster(scenario: &Scenario) -> Cluster {
         hosts: (0..scenario.hosts).map(&mut host).collect(),
         links: links(scenario).into(),
         probe_request_bytes: 8192,
-        past_moves: Vec::new(),
+        past_moves: Arc::default(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a move costs, by the planner.
 
+use std::sync::Arc;
+
 use perigee_model::vm::LinkProbe;
 use perigee_model::{HostId, SiteId};
 use perigee_planner::{Cluster, Dirty, LinkFacts, LinkForMoves, MoveCost, move_cost};
@@ -56,6 +58,6 @@ fn two_hosts(scenario: &Scenario, is_one_site: bool) -> Cluster {
         hosts: ["from", "to"].map(host).into_iter().collect(),
         links: vec![link("from", "to"), link("to", "from")].into(),
         probe_request_bytes: 8192,
-        past_moves: Vec::new(),
+        past_moves: Arc::default(),
     }
 }

@@ -30,6 +30,7 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::path::Path;
+use std::sync::Arc;
 
 use perigee_model::job::Start;
 use perigee_model::units::{format_bytes, parse_bytes, parse_duration};
@@ -212,7 +213,7 @@ impl Scenario {
             packs: false,
             accelerator: Accelerator::Kvm,
             cpu_model: String::new(),
-            boots: Vec::new(),
+            boots: Arc::default(),
             local_blocks: None,
             pool_free_bytes: None,
             price: None,

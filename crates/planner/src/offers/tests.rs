@@ -296,7 +296,7 @@ fn a_host_boots_as_one_of_its_kind_that_is_there() {
         planned(&snapshot(), vec![offer], Vec::new()).rented[0].predicted.boot_s
     };
     let mut slow = cluster().hosts[0].clone();
-    slow.boots = vec![booted_in(300.0); 8];
+    slow.boots = vec![booted_in(300.0); 8].into();
     assert!(boot_s(Some(slow)) > 2.0 * boot_s(None));
 }
 

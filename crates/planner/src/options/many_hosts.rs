@@ -54,7 +54,7 @@ fn host() -> impl Strategy<Value = HostFacts> {
             packs: false,
             accelerator: if is_tcg { Accelerator::Tcg } else { Accelerator::Kvm },
             cpu_model: if is_xeon { "Xeon" } else { "EPYC" }.to_owned(),
-            boots,
+            boots: boots.into(),
             local_blocks: None,
             pool_free_bytes: room.2,
             price: room.3.1.map(|which| Arc::clone(&prices[2 * site + which])),
@@ -97,7 +97,7 @@ prop_compose! {
                 links.push(link(from, to, *rtt_ms));
             }
         }
-        Cluster { hosts: hosts.into(), links: links.into(), probe_request_bytes: 8192, past_moves: Vec::new() }
+        Cluster { hosts: hosts.into(), links: links.into(), probe_request_bytes: 8192, past_moves: Arc::default() }
     }
 }
 

@@ -65,8 +65,8 @@ mod tests {
             (host.packs, host.running_vcpus) = (packs, vcpus);
         }
         // So many that each host is known by its own.
-        cluster.hosts[0].boots = vec![booted_in(12.0); 8];
-        cluster.hosts[1].boots = vec![booted_in(second_boots_in_s); 8];
+        cluster.hosts[0].boots = vec![booted_in(12.0); 8].into();
+        cluster.hosts[1].boots = vec![booted_in(second_boots_in_s); 8].into();
         let snapshot = Snapshot { cluster, job, history: Vec::new(), others: Vec::new() };
         let plan = plan(&snapshot).expect("a plan");
         plan.chosen().expect("a way").start.to_string()

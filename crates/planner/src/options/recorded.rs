@@ -3,6 +3,8 @@
 //!
 //! The rules were made without looking at the job `merge`.
 
+use std::sync::Arc;
+
 use perigee_model::job::Start;
 use perigee_model::plan::Basis;
 use perigee_model::vm::Accelerator;
@@ -86,9 +88,9 @@ fn lab(rtt_ms: f64, before: &[&Recorded]) -> Cluster {
         host.accelerator = Accelerator::Tcg;
         let far = host.id.as_str() == "cloud1";
         let boot = |r: &&Recorded| booted_in(if far { r.beside.1 } else { r.remote.1 });
-        host.boots = before.iter().rev().take(5).map(boot).collect();
+        host.boots = Arc::new(before.iter().rev().take(5).map(boot).collect());
         if before.is_empty() && far {
-            host.boots = vec![booted_in(FIRST_BOOT_S)];
+            host.boots = vec![booted_in(FIRST_BOOT_S)].into();
         }
     }
     for link in &mut lab.links {

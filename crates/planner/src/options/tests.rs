@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use perigee_model::SiteId;
 use perigee_model::job::Start;
 use perigee_model::load::VcpuUse;
@@ -142,7 +144,7 @@ fn a_first_run_beside_a_replica_takes_no_less_than_no_time() {
     snapshot.history.clear();
     snapshot.job.volumes[0].copy.lacking = vec![(host_id("home1"), 200 * MIB)];
     for host in &mut snapshot.cluster.hosts {
-        host.boots = vec![booted_in(0.1)];
+        host.boots = vec![booted_in(0.1)].into();
     }
     let plan = plan(&snapshot).unwrap();
     let total = option(&plan, Way::Replica).total;
@@ -262,7 +264,7 @@ fn no_move_is_listed_that_the_rule_for_running_vms_would_not_make() {
     let mut snapshot = at_site_home(500.0);
     assert!(plan(&snapshot).unwrap().options.iter().any(|option| option.way == Way::Migrate));
     for (host, cpu_s) in snapshot.cluster.hosts.iter_mut().zip([2.0, 2.0, 6.0]) {
-        host.boots[0].cpu_s = cpu_s;
+        Arc::make_mut(&mut host.boots)[0].cpu_s = cpu_s;
     }
     // It computes for 20 s, and loses 8.1 s to the network.
     let plan = plan(&snapshot).unwrap();
@@ -274,7 +276,7 @@ fn the_reason_names_what_makes_the_difference() {
     let mut snapshot = snapshot(10.0);
     snapshot.job.may_migrate = false;
     for (host, boot_s) in snapshot.cluster.hosts.iter_mut().zip([12.0, 12.0, 60.0]) {
-        host.boots = vec![booted_in(boot_s); 3];
+        host.boots = vec![booted_in(boot_s); 3].into();
     }
     let plan = plan(&snapshot).unwrap();
     let best = &plan.options[0];
@@ -321,7 +323,7 @@ fn nothing_unknown_is_predicted_to_take_no_time() {
     let mut snapshot = snapshot(0.0);
     snapshot.history.clear();
     snapshot.job.volumes.clear();
-    snapshot.cluster.hosts.iter_mut().for_each(|host| host.boots.clear());
+    snapshot.cluster.hosts.iter_mut().for_each(|host| host.boots = Arc::default());
     let plan = plan(&snapshot).unwrap();
     let best = &plan.options[0];
     assert!(best.predicted.boot_s > 0.0 && best.predicted.cpu_s > 0.0);
@@ -456,7 +458,8 @@ proptest! {
             link.probe = perigee_model::vm::LinkProbe { rtt_ms, rate_bytes_per_s: rate };
         }
         for host in &mut snapshot.cluster.hosts {
-            host.boots = boots.iter().map(|seconds| booted_in(*seconds)).collect();
+            let boots = boots.iter().map(|seconds| booted_in(*seconds));
+            host.boots = Arc::new(boots.collect());
         }
         snapshot.history.clear();
         for (reads, cpu_s, round_trip_s, queue_depth) in runs {

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use perigee_model::load::VcpuUse;
 use proptest::prelude::*;
 
@@ -379,7 +381,7 @@ fn a_destination_that_computes_slower_saves_less() {
     running.vcpu_s = 6.0;
     assert_eq!(moved_to(&consider(&running)), Some("cloud1"));
     for (host, cpu_s) in running.cluster.hosts.iter_mut().zip([2.0, 2.0, 6.0]) {
-        host.boots[0].cpu_s = cpu_s;
+        Arc::make_mut(&mut host.boots)[0].cpu_s = cpu_s;
     }
     assert_eq!(moved_to(&consider(&running)), None, "its boots need three times the CPU time");
 }

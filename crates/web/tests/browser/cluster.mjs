@@ -71,6 +71,13 @@ export class Cluster {
     return spawn("setpriv", ["--pdeathsig", "KILL", program, ...words], { stdio: ["ignore", log, log], env: { ...process.env, PERIGEE_LOG: "warn" } });
   }
 
+  // The CPU time that the controller has taken. The kernel counts in hundredths of a second.
+  controllerCpuMs() {
+    const stat = readFileSync(`/proc/${this.controller.pid}/stat`, "utf8");
+    const [user, system] = stat.slice(stat.lastIndexOf(")") + 2).split(" ").slice(11, 13);
+    return (Number(user) + Number(system)) * 10;
+  }
+
   async stopController() {
     await stop(this.controller);
   }

@@ -20,7 +20,7 @@ use perigee_model::volume::IoStats;
 use perigee_model::{Problem, VmId, VmStart};
 
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{FakeVm, Inside, Shared, while_held};
 
@@ -165,20 +165,45 @@ pub(super) async fn ask_guest_agent(
 
 /// Its guests send back what is typed.
 pub(super) async fn attach_console(request: Request) -> Result<Response, Failure> {
-    echo(b"", request)
+    echo(request)
 }
 
+/// Their screens are all green (RFC 6143).
 pub(super) async fn view_screen(request: Request) -> Result<Response, Failure> {
-    echo(b"RFB 003.008\n", request)
+    let (answer, begun) = perigee_http::accept(request)?;
+    let (mut ours, mut viewer) = tokio::io::duplex(1 << 10);
+    tokio::spawn(async move { begun.carry(&mut ours).await });
+    tokio::spawn(async move {
+        viewer.write_all(b"RFB 003.008\n").await?;
+        viewer.read_exact(&mut [0; 12]).await?;
+        // It asks for no password; the viewer chooses that, and is let in.
+        viewer.write_all(&[1, 1]).await?;
+        viewer.read_exact(&mut [0; 1]).await?;
+        viewer.write_all(&[0; 4]).await?;
+        viewer.read_exact(&mut [0; 1]).await?;
+        let [width, height] = [64_u16, 48];
+        viewer.write_all(&[width.to_be_bytes(), height.to_be_bytes()].concat()).await?;
+        // 32 bits for each pixel, 8 for each of red, green and blue; and a name.
+        let format = [32, 24, 0, 1, 0, 255, 0, 255, 0, 255, 0, 8, 16, 0, 0, 0];
+        viewer.write_all(&[&format[..], &4_u32.to_be_bytes(), b"fake"].concat()).await?;
+        // What the viewer wants next is said first.
+        viewer.read_exact(&mut [0; 1]).await?;
+        let area = [0, 0, width, height].map(u16::to_be_bytes).concat();
+        viewer.write_all(&[&[0, 0, 0, 1][..], &area, &[0; 4]].concat()).await?;
+        viewer.write_all(&[0, 255, 0, 0].repeat(64 * 48)).await?;
+        let mut rest = [0; 256];
+        while viewer.read(&mut rest).await? > 0 {}
+        std::io::Result::Ok(())
+    });
+    Ok(answer)
 }
 
-fn echo(greeting: &'static [u8], request: Request) -> Result<Response, Failure> {
+fn echo(request: Request) -> Result<Response, Failure> {
     let (answer, begun) = perigee_http::accept(request)?;
     let (mut ours, theirs) = tokio::io::duplex(1 << 10);
     tokio::spawn(async move { begun.carry(&mut ours).await });
     tokio::spawn(async move {
         let (mut reads, mut writes) = tokio::io::split(theirs);
-        writes.write_all(greeting).await?;
         tokio::io::copy(&mut reads, &mut writes).await
     });
     Ok(answer)

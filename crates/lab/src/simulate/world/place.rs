@@ -1,6 +1,7 @@
 //! Where a job starts, of the hosts that have room for it: as the rule says.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use perigee_model::job::Start;
 use perigee_model::{HostId, VolumeName};
@@ -176,7 +177,7 @@ fn cluster(world: &World) -> Cluster {
         hosts: hosts.collect(),
         links: links.into_values().collect(),
         probe_request_bytes: 8192,
-        past_moves: Vec::new(),
+        past_moves: Arc::default(),
     }
 }
 
