@@ -135,7 +135,15 @@ fn volume_state(volume: &ClusterVolume) -> Cell {
         Some(moved) => {
             Cell::status(format!("moves to {}", moved.to), Tone::Good).note(short(&moved.problem))
         }
-        None => Cell::text(DASH),
+        None => volume.restoring.as_ref().map_or_else(
+            || Cell::text(DASH),
+            |left| {
+                let tone = if left.problem.is_empty() { Tone::Good } else { Tone::Bad };
+                let bytes = format_bytes(left.missing_bytes);
+                Cell::status(format!("{bytes} to come from backup {}", left.backup), tone)
+                    .note(short(&left.problem))
+            },
+        ),
     }
 }
 

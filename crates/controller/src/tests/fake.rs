@@ -10,6 +10,8 @@ mod images;
 pub mod measure;
 #[path = "fake/replicas.rs"]
 pub mod replicas;
+#[path = "fake/restoring.rs"]
+pub mod restoring;
 #[path = "fake/vms.rs"]
 pub mod vms;
 #[path = "fake/volumes.rs"]
@@ -255,6 +257,7 @@ pub struct Inside {
     pub data_reads: u32,
     pub moves: homes::Moves,
     pub replicas: replicas::Replicas,
+    pub restores: restoring::Restores,
     pub measured: measure::Measured,
     revision: u64,
     /// What was last told of each VM, and with which number.
@@ -475,6 +478,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .merge(admissions::routes())
         .merge(replicas::routes())
         .merge(measure::routes())
+        .merge(restoring::routes())
         .layer(from_fn_with_state(inside.clone(), unless_server_down))
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use perigee_http::Client;
 use perigee_model::backup::{
     Backup, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups, NewBackup,
-    RestoreBackup, VerifiedBackup,
+    RestoreBackup, Restoring, VerifiedBackup,
 };
 use perigee_model::job::ClusterVolume;
 use perigee_model::{BackupName, HostId, Problem, VolumeName};
@@ -83,6 +83,9 @@ pub enum Verb {
         /// The new volume
         #[arg(long = "as", value_name = "VOLUME")]
         volume: VolumeName,
+        /// Read and check all bytes before the volume is made. Otherwise the volume can be used at once, and its bytes arrive afterwards
+        #[arg(long)]
+        whole: bool,
         #[command(flatten)]
         place: Place,
     },
@@ -140,6 +143,13 @@ fn state(backup: &Backup) -> String {
     }
 }
 
+/// What is still to come of a volume, and why it does not come.
+pub fn summary(restoring: &Restoring) -> String {
+    let bytes = output::bytes(restoring.missing_bytes);
+    let words = format!("{bytes} to come from {}", restoring.backup);
+    if restoring.problem.is_empty() { words } else { format!("{words}: {}", restoring.problem) }
+}
+
 /// Carries out the command.
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
@@ -164,13 +174,10 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             output::one(context.format, &known, BACKUP)
         }
         Verb::Verify { backup, place } => verify(&backup, place, context).await,
-        Verb::Restore { backup, volume, place } => {
-            let client = controller_client_within(context, READ_MAX)?;
+        Verb::Restore { backup, volume, whole, place } => {
             let (from, host) = place.target();
-            let ask = RestoreBackup { volume, host, from };
-            let made: ClusterVolume =
-                client.post(&format!("/v1/backups/{backup}/restore"), &ask).await?;
-            output::one(context.format, &made, RESTORED)
+            let ask = RestoreBackup { volume, host, from, whole };
+            restore(&client, &backup, &ask, context).await
         }
         Verb::Delete { backup, forget } => {
             client.delete(&format!("/v1/backups/{backup}?forget={forget}")).await
@@ -214,6 +221,61 @@ async fn watch(client: &Client, begun: &Backup, goes_on: &str) -> Result<Backup,
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// Makes a volume of a backup, and waits until all its bytes have arrived. Once the volume can be used, Ctrl-C ends only the waiting.
+async fn restore(
+    client: &Client,
+    backup: &BackupName,
+    ask: &RestoreBackup,
+    context: &Context,
+) -> Result<(), Problem> {
+    let asked = controller_client_within(context, READ_MAX)?;
+    let mut made: ClusterVolume = asked.post(&format!("/v1/backups/{backup}/restore"), ask).await?;
+    let volume = made.name.clone();
+    if made.restoring.is_some() {
+        output::note(&format!("volume {volume} can be used; its bytes are still arriving"));
+        let goes_on = format!(
+            "the restore goes on; `perigee volume info {volume}` shows how many bytes are missing"
+        );
+        let watching = watch_restore(client, made, &goes_on);
+        let Some(ended) = asking::until_interrupted(watching, &goes_on).await? else {
+            return Ok(());
+        };
+        made = ended;
+    }
+    output::one(context.format, &made, RESTORED)?;
+    let Some(left) = made.restoring else {
+        output::note(&format!("all bytes of volume {volume} have arrived and were right"));
+        return Ok(());
+    };
+    let what = format!("volume {volume} lacks {}", output::bytes(left.missing_bytes));
+    Err(Problem::conflict(what, format!("the backup is damaged: {}", left.problem)).next(
+        "reads of what is missing give I/O errors; use another backup, or have the volume of which it is shipped again: `perigee backup create --whole`",
+    ))
+}
+
+/// Until nothing is to come any more, or only what is damaged.
+async fn watch_restore(
+    client: &Client,
+    mut now: ClusterVolume,
+    goes_on: &str,
+) -> Result<ClusterVolume, Problem> {
+    let bar = output::progress_bar(&now.name, "{msg}");
+    let (path, mut said) = (format!("/v1/volumes/{}", now.name), asking::Said::default());
+    while let Some(restoring) = now.restoring.as_ref().filter(|restoring| !restoring.is_damaged) {
+        bar.set_length(restoring.total_bytes);
+        bar.set_position(restoring.total_bytes.saturating_sub(restoring.missing_bytes));
+        let problem = &restoring.problem;
+        bar.set_message(problem.clone());
+        if bar.is_hidden() && !problem.is_empty() && said.is_news(problem) {
+            output::note(problem);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+        now = asking::get(client, &path, goes_on).await?;
+    }
+    bar.finish_and_clear();
+    Ok(now)
 }
 
 /// Damage is an error that names it.

@@ -1,11 +1,12 @@
 //! Backups of volumes: one driver for each that is not complete, which alone writes its record.
 //!
 //! The volume's home ships a backup ([`perigee_model::backup`]); the controller orders that, and has it done again until it is done or given up. What was shipped is
-//! used again, so a controller or a volume server that is killed in the middle loses nothing. A restore is asked for again by whoever wants it: until all bytes are there,
-//! there is no volume.
+//! used again, so a controller or a volume server that is killed in the middle loses nothing. A restore whose volume was not made is asked for again by whoever wants
+//! it. A volume that was made, and whose bytes come afterwards, has a record and a driver too (`restoring`).
 
 mod driver;
 mod restore;
+mod restoring;
 
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ use crate::storage::volumes;
 
 pub use driver::drive;
 pub use restore::restore;
+pub use restoring::{all as restoring, check_whole, drive as drive_restore};
 
 /// A backup, as it was last seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +56,7 @@ pub async fn drive_all(cluster: &Cluster) -> Result<(), Problem> {
             cluster.drive_backup(&backup.name);
         }
     }
-    Ok(())
+    restoring::drive_all(cluster).await
 }
 
 /// Begins a backup of a volume; the answer comes at once.
@@ -125,9 +127,10 @@ pub async fn get(cluster: &Cluster, name: &BackupName) -> Result<Backup, Problem
 /// Deletes a backup in the background, with what no other one at its target needs. Or only forgets it: then what is at the target stays.
 ///
 /// # Errors
-/// `NotFound`; `Conflict` while it is shipped.
+/// `NotFound`; `Conflict` while it is shipped, or a volume still gets bytes from it.
 pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Result<(), Problem> {
     let key = backup_key(name);
+    let _looking = driver::LOOKING.lock().await;
     let Some(mut record) = cluster.records.own::<BackupRecord>(&key).await? else {
         return get(cluster, name).await.map(drop);
     };
@@ -141,6 +144,12 @@ pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Resul
     }
     if forget {
         return cluster.records.remove(&key).await;
+    }
+    if let Some(volume) = restoring::reader_of(cluster, name, &view.at).await? {
+        let why = format!("bytes of volume {volume} are still to come from it");
+        return Err(Problem::conflict(format!("can't delete backup {name}"), why).next(format!(
+            "wait until all have come (`perigee volume info {volume}`), or delete the volume and what was made of it"
+        )));
     }
     view.state = BackupState::Deleting;
     view.problem.clear();
