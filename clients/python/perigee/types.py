@@ -258,6 +258,8 @@ class ClusterVolume(TypedDict):
     name: VolumeName
     # Its replicas at other sites.
     replicas: List[Replica]
+    # The backup from which bytes of it are still to come, while some are.
+    restoring: NotRequired[Union[Restoring, None]]
     # The size of the disk that a VM sees.
     size_bytes: int
     # The job that has it open for writing.
@@ -2500,6 +2502,9 @@ RestoreBackup = TypedDict(
         "host": "NotRequired[Union[HostId, None]]",
         # The new volume.
         "volume": "VolumeName",
+        # All bytes are read and checked before the volume is made. Otherwise the volume can be used
+        # at once, and its bytes come afterwards: see `restoring` of the volume.
+        "whole": "NotRequired[bool]",
     },
 )
 
@@ -2510,6 +2515,22 @@ class RestoreVm(TypedDict):
 
     # For example a snapshot of this VM.
     image: ImageName
+
+
+class Restoring(TypedDict):
+    """A volume can be used, and bytes of it are still to come from a backup."""
+
+    # The backup. It can't be deleted meanwhile.
+    backup: BackupName
+    # All bytes have come, except those that are damaged at the target. Reads of these give I/O
+    # errors.
+    is_damaged: bool
+    # What is still to come.
+    missing_bytes: int
+    # Why nothing comes now; else empty.
+    problem: str
+    # What had to come.
+    total_bytes: int
 
 # What a user may do.
 Role = Literal["member", "operator", "admin"]
