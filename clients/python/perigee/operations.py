@@ -75,7 +75,8 @@ class Backups(Operations):
         *,
         request_key: Optional[str] = None,
     ) -> types.ClusterVolume:
-        """Makes a new volume of a backup. The answer comes when the volume is there.
+        """Makes a new volume of a backup. The answer comes when the volume is there. Bytes of
+        the volume come afterwards, unless `whole` is asked for.
 
         A lost answer is asked for again, with the same key: one thing is made.
         """

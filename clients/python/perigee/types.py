@@ -309,6 +309,8 @@ class ClusterVolume(TypedDict):
     name: VolumeName
     # Its replicas at other sites.
     replicas: List[Replica]
+    # The backup from which bytes of it are still to come, while some are.
+    restoring: NotRequired[Union[Restoring, None]]
     # The size of the disk that a VM sees.
     size_bytes: int
     # The job that has it open for writing.
@@ -2585,6 +2587,9 @@ RestoreBackup = TypedDict(
         "host": "NotRequired[Union[HostId, None]]",
         # The new volume.
         "volume": "VolumeName",
+        # All bytes are read and checked before the volume is made. Otherwise the volume can be used
+        # at once, and its bytes come afterwards: see `restoring` of the volume.
+        "whole": "NotRequired[bool]",
     },
 )
 

@@ -2,6 +2,7 @@
 //!
 //! The NBD server serves a [`Device`] and does not know which one it has.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -201,6 +202,11 @@ pub trait Device: Send + Sync + 'static {
             }
             Ok(())
         })
+    }
+
+    /// The ranges that come together with the byte at `offset`, if the device gets many at once: whoever keeps bytes reads these next. In order.
+    fn beside(&self, _offset: u64) -> Vec<Range<u64>> {
+        Vec::new()
     }
 
     /// The least time that another host takes to answer, if there is one.

@@ -20,6 +20,7 @@
 //! | `intents/replicas/VOLUME/SITE` | [`crate::storage::replicas::ReplicaIntent`] | the API |
 //! | `backups/BACKUP` | [`crate::storage::backups::BackupRecord`] | the API makes and removes it; else the backup's driver |
 //! | `backup_schedules/SCHEDULE` | [`crate::storage::backups::schedules::ScheduleRecord`] | the API makes, changes and removes it, and ends those of a deleted volume; else the task for schedules. One at a time |
+//! | `restores/LAYER` | the `RestoreRecord` (`storage/backups/restoring.rs`) of a volume whose bytes are still to come from a backup | the restore makes it; then its driver |
 //! | `let_in/HOST` | which hosts a home lets in because they say that they have a volume attached, without a VM | [`crate::admissions::keep`] |
 //! | `promotions/VOLUME` | a promotion of a replica that is not over | the promotion |
 //! | `superseded/HOST/VOLUME/INCARNATION` | what a host that has the volume no more is to be told | the promotion |

@@ -222,6 +222,9 @@ impl Supervisor {
                 .keep(wanted, move || Box::pin(rentals::drive(Arc::clone(&cluster), id.clone()))),
             Wanted::Backup(name) => self
                 .keep(wanted, move || Box::pin(backups::drive(Arc::clone(&cluster), name.clone()))),
+            Wanted::Restore(layer) => self.keep(wanted, move || {
+                Box::pin(backups::drive_restore(Arc::clone(&cluster), layer))
+            }),
             Wanted::Replica(volume, site) => self.keep(wanted, move || {
                 Box::pin(replicas::drive(Arc::clone(&cluster), volume.clone(), site.clone()))
             }),
@@ -310,7 +313,11 @@ impl Supervisor {
             Wanted::Job(id) => Ok(id.clone()),
             Wanted::Migration { vm, .. } => JobId::new(vm.as_str()),
             // It is logged above; the volume may belong to no job.
-            Wanted::VolumeMove(_) | Wanted::Replica(..) | Wanted::Rental(_) | Wanted::Backup(_) => {
+            Wanted::VolumeMove(_)
+            | Wanted::Replica(..)
+            | Wanted::Rental(_)
+            | Wanted::Backup(_)
+            | Wanted::Restore(_) => {
                 return;
             }
         };

@@ -29,10 +29,10 @@ use perigee_model::Problem;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf, copy, split};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::{Error, Utf8Bytes};
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{Error, Utf8Bytes};
 
 use crate::connections::Impatient;
 use crate::connections::places::ConnectionPlace;

@@ -6,6 +6,7 @@
 //! | `POST /backups/seal` | [`SealForBackup`] | [`SealedForBackup`] of each volume, in their order, all of one moment |
 //! | `POST /volumes/{volume}/backup/end` | [`BackupTarget`] | its backup to the target is given up: nothing is kept for it, except what the next one stands on |
 //! | `POST /volumes/{volume}/restore` | [`RestoreVolume`] | lines of `Step` of `VolumeInfo`; it is stopped when the client leaves |
+//! | `GET /backups/restoring` | | [`RestoringLayer`] of each layer that still gets bytes from a backup |
 //! | `POST /backups/list` | [`BackupTarget`] | [`FoundBackup`] of each |
 //! | `POST /backups/delete` | [`DeleteBackup`] | lines of `Step` of nothing; a backup that is not there is no error |
 //! | `POST /backups/verify` | [`VerifyBackup`] | lines of `Step` of [`VerifiedBackup`] |
@@ -23,6 +24,10 @@ use crate::{
 };
 
 const S3: &str = "s3://";
+/// How the source of a layer begins that is a target of backups, and no host.
+const SOURCE: &str = "backup:";
+/// What stands before the endpoint there.
+const SOURCE_ENDPOINT: &str = "?endpoint=";
 
 /// Where backups are: a directory of the host that writes or reads them, or an S3 store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
@@ -75,6 +80,22 @@ impl BackupTarget {
     /// Whether it is an S3 store.
     pub fn is_s3(&self) -> bool {
         self.address.starts_with(S3)
+    }
+
+    /// As the source of a layer that gets its bytes from here. Other layers have the address of a host there.
+    pub fn as_source(&self) -> String {
+        let endpoint = self.endpoint.as_ref().map(|at| format!("{SOURCE_ENDPOINT}{at}"));
+        format!("{SOURCE}{}{}", self.address, endpoint.unwrap_or_default())
+    }
+
+    /// The target that is the source of a layer; `None` if a host is.
+    pub fn of_source(source: &str) -> Option<Self> {
+        let address = source.strip_prefix(SOURCE)?;
+        let (address, endpoint) = match address.rsplit_once(SOURCE_ENDPOINT) {
+            Some((address, endpoint)) if address.starts_with(S3) => (address, Some(endpoint)),
+            _ => (address, None),
+        };
+        Some(Self { address: address.to_owned(), endpoint: endpoint.map(str::to_owned) })
     }
 }
 
@@ -213,6 +234,24 @@ pub struct RestoreBackup {
     pub host: Option<HostId>,
     /// Where the backup is; `None`: where the controller knows it.
     pub from: Option<BackupTarget>,
+    /// All bytes are read and checked before the volume is made. Otherwise the volume can be used at once, and its bytes come afterwards: see `restoring` of the volume.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
+}
+
+/// A volume can be used, and bytes of it are still to come from a backup.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Restoring {
+    /// The backup. It can't be deleted meanwhile.
+    pub backup: BackupName,
+    /// What had to come.
+    pub total_bytes: u64,
+    /// What is still to come.
+    pub missing_bytes: u64,
+    /// Why nothing comes now; else empty.
+    pub problem: String,
+    /// All bytes have come, except those that are damaged at the target. Reads of these give I/O errors.
+    pub is_damaged: bool,
 }
 
 /// Asks for a new VM with what the backup of a VM has.
@@ -352,6 +391,27 @@ pub struct RestoreVolume {
     pub tenant: TenantName,
     /// Whether the new volume may leave its site.
     pub leave_site: LeaveSite,
+    /// The volume is made at once, on this new layer, which gets its bytes from the backup afterwards. `None`, or a backup that does not say which of its pieces has
+    /// which block: all bytes are read and checked first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_once: Option<LayerId>,
+}
+
+/// A layer of a host that still gets bytes from a backup.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoringLayer {
+    /// The layer.
+    pub layer: LayerId,
+    /// The backup's name.
+    pub backup: String,
+    /// Where it is.
+    pub from: BackupTarget,
+    /// What is still to come.
+    pub missing_bytes: u64,
+    /// Why the host could not get more when it last tried; else empty.
+    pub problem: String,
+    /// As in [`Restoring`].
+    pub is_damaged: bool,
 }
 
 /// Has a host read a backup, and compare it with its checksums.
@@ -416,6 +476,21 @@ mod tests {
             check(other_way, None).expect_err(other_way);
         }
         check("/srv/backups", Some("http://10.0.0.1:9000")).expect_err("it has none");
+    }
+
+    #[test]
+    fn a_layer_s_source_is_a_target_or_a_host() {
+        for (address, endpoint) in [
+            ("/srv/back ups", None),
+            ("/srv/a?endpoint=b", None),
+            ("s3://bucket/of/mine", None),
+            ("s3://bucket", Some("http://10.0.0.1:9000")),
+        ] {
+            let endpoint = endpoint.map(str::to_owned);
+            let target = BackupTarget { address: address.to_owned(), endpoint };
+            assert_eq!(BackupTarget::of_source(&target.as_source()), Some(target));
+        }
+        assert_eq!(BackupTarget::of_source("home1:10809"), None);
     }
 
     #[test]

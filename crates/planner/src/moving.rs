@@ -326,7 +326,8 @@ mod tests {
                 ..Phases::default()
             },
             ..PastMove::default()
-        }].into();
+        }]
+        .into();
         let cost = cost(&thin, 0).unwrap();
         assert!(cost.mode.compressed, "{}", cost.mode.why);
         assert_close(cost.copy_s, 512.0 * 0.75 / 20.0);
@@ -352,7 +353,8 @@ mod tests {
                 pause: Some(Pause { device_us: 30_000, ..Pause::default() }),
             },
             ..PastMove::default()
-        }].into();
+        }]
+        .into();
         let cost = cost(&cluster, 0).unwrap();
         assert_close(cost.prepare_s, 0.7 + 8.0 * 0.016);
         assert_close(cost.copy_s, 2.0 + 0.75);

@@ -359,6 +359,26 @@ impl Objects {
         }
     }
 
+    /// The first bytes of an object, or fewer if it has not so many; `None` if there is none.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn get_start(
+        &self,
+        what: &str,
+        key: &str,
+        bytes: u64,
+    ) -> Result<Option<Bytes>, NotDone> {
+        let at = self.at(key);
+        let get = async {
+            match self.s3.get_range(&at, 0..bytes).await {
+                Err(Error::NotFound { .. }) => Ok(None),
+                got => got.map(Some),
+            }
+        };
+        within(what, self.waits.request, get).await
+    }
+
     /// The next parts of the keys below a prefix.
     ///
     /// # Errors

@@ -6,6 +6,10 @@
 //! **A restore** writes what all layers show together into one file, which no catalog names until all of it is there. A start of the server removes such a file.
 //! The layer that is made of it has a new id: whoever can write to the target may not say what the layer of an image or of another volume shows. So the next backup
 //! of the new volume ships all of it.
+//!
+//! **A restore that can be used at once** is the same layer, before its bytes are here: `restoring`.
+
+mod restoring;
 
 use std::sync::Arc;
 
@@ -171,6 +175,20 @@ pub struct NewIncoming {
     pub leave_site: LeaveSite,
 }
 
+impl NewIncoming {
+    /// The volume, whose empty head stands on this layer.
+    fn over(&self, layer: &LayerRow) -> NewVolume {
+        NewVolume {
+            name: self.name.clone(),
+            head: LayerRow::new_head(layer.size_bytes, Some(layer.id)),
+            epoch: catalog::first_epoch(),
+            tenant: self.tenant.clone(),
+            cache: CachePolicy::default(),
+            owner: None,
+        }
+    }
+}
+
 impl IncomingVolume {
     /// Writes bytes, or makes a range zeros again if `bytes` is `None`. Blocks the thread.
     ///
@@ -242,15 +260,7 @@ impl Pool {
             let what = format!("can't restore volume {}", new.name);
             pool.check_names_free(&what, std::slice::from_ref(&new.name))?;
             let layer = pool.make_incoming(&incoming, &new, &work)?;
-            let volume = NewVolume {
-                name: new.name,
-                head: LayerRow::new_head(layer.size_bytes, Some(layer.id)),
-                epoch: catalog::first_epoch(),
-                tenant: new.tenant,
-                cache: CachePolicy::default(),
-                owner: None,
-            };
-            let added = pool.catalog.add_volume_on(&layer, &volume);
+            let added = pool.catalog.add_volume_on(&layer, &new.over(&layer));
             added.map_err(|error| pool.not_recorded(&what, &[layer.id], &error))?;
             pool.note_sealed();
             Ok::<_, Problem>(())

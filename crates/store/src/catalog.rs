@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use perigee_block::locking::lock;
+use perigee_model::backup::BackupTarget;
 use perigee_model::home::{Residence, Tenure};
 use perigee_model::volume::{CachePolicy, Keep};
 use perigee_model::{Epoch, ImageName, Incarnation, LayerId, OwnerName, TenantName, VolumeName};
@@ -46,6 +47,7 @@ type Result<T> = rusqlite::Result<T>;
 /// An export of another host below a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RemoteRow {
+    /// A host's address, or a target of backups ([`Self::target`]).
     pub(crate) nbd_addr: String,
     pub(crate) export: String,
     pub(crate) size_bytes: u64,
@@ -55,6 +57,13 @@ pub(crate) struct RemoteRow {
     pub(crate) is_layer: Option<LayerId>,
     /// The export has only what the layer itself has. The layer's map here says what that is.
     pub(crate) own: bool,
+}
+
+impl RemoteRow {
+    /// The backup from which the layer gets its bytes: its target. `None` if a host has them.
+    pub(crate) fn target(&self) -> Option<BackupTarget> {
+        BackupTarget::of_source(&self.nbd_addr)
+    }
 }
 
 /// A layer. Its parent is a layer of this pool or a remote export; it may also have none. A copy of a layer's own

@@ -10,6 +10,7 @@ use perigee_model::Problem;
 use perigee_store::{Pool, PoolConfig};
 use tokio::task::JoinHandle;
 
+use crate::backups::source;
 use crate::control::{self, Control};
 use crate::exports::{self, Here, PoolExports};
 use crate::remotes::{RemoteOptions, Remotes};
@@ -44,7 +45,7 @@ impl Offline {
         // What this process makes in the pool is closed to other users, as a server's files are.
         perigee_http::prepare_daemon();
         let remotes = Remotes::load(&RemoteOptions::default())?;
-        let connect = remotes.connector();
+        let connect = source::connector(remotes.connector());
         let config = PoolConfig { private: None, dir: dir.to_owned(), connect };
         let pool = Pool::open_as_is(config).await?;
         let stats = Arc::new(StatsTable::default());

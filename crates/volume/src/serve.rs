@@ -18,6 +18,7 @@ use perigee_store::{Pool, PoolConfig};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::backups::source;
 use crate::control::{self, Control};
 use crate::exports::{self, Here, PoolExports};
 use crate::iscsi_clients::{Kept, KnownClients};
@@ -111,7 +112,7 @@ async fn run(config: Config, stopped: BoxFuture<'static, ()>) -> Result<(), Prob
     let pool = Pool::open(PoolConfig {
         private: config.private.clone(),
         dir: config.pool.clone(),
-        connect: remotes.connector(),
+        connect: source::connector(remotes.connector()),
     })
     .await?;
     let stats = Arc::new(StatsTable::default());

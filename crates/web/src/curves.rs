@@ -12,8 +12,7 @@ use crate::words::thing;
 /// So many parts at most; of a long time a third as many at least.
 const PARTS: u64 = 60;
 /// The lengths that a part may have, in seconds; longer ones are whole numbers of days.
-const LENGTHS_S: [u64; 14] =
-    [1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 7200, 21_600, 43_200];
+const LENGTHS_S: [u64; 14] = [1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 7200, 21_600, 43_200];
 const DAY_S: u64 = 86_400;
 /// A table has so many rows at most.
 const ROWS: usize = 12;
@@ -43,10 +42,7 @@ const REQUESTS: Drawn = Drawn {
 };
 const BYTES: Drawn = Drawn {
     title: "Bytes of its disks",
-    lines: &[
-        ("read", |sample| sample.io.read_bytes),
-        ("written", |sample| sample.io.write_bytes),
-    ],
+    lines: &[("read", |sample| sample.io.read_bytes), ("written", |sample| sample.io.write_bytes)],
     said: |per_s| format_rate(whole(per_s)),
 };
 
@@ -133,7 +129,11 @@ pub fn section(samples: &[Sample], command: String) -> Option<Section> {
         .collect();
     let moves = moves(samples, &parts);
     let curves = drawn.iter().zip(&rates).map(|(one, rates)| curve(one, rates, &parts, &moves));
-    let curves = Curves { all: curves.collect(), from: clock(parts.begins_ms(0)), to: clock(parts.begins_ms(parts.count)) };
+    let curves = Curves {
+        all: curves.collect(),
+        from: clock(parts.begins_ms(0)),
+        to: clock(parts.begins_ms(parts.count)),
+    };
     let mut section = Section { curves: Some(curves), texts: vec![text], ..section };
     section = section.table(
         &["time", "#vCPUs that run", "#reads/s", "#writes/s", "#read", "#written", "host"],
@@ -165,8 +165,11 @@ fn curve(drawn: &Drawn, rates: &[Vec<f64>], parts: &Parts, moves: &[Mark]) -> Cu
         format!("{}: {}", parts.when(part, 1), each.collect::<Vec<_>>().join(", "))
     };
     let left = |part: u64| WIDTH * part / parts.count;
-    let marks = (0..parts.count)
-        .map(|part| Mark { x: left(part), width: left(part + 1) - left(part), words: said(part) });
+    let marks = (0..parts.count).map(|part| Mark {
+        x: left(part),
+        width: left(part + 1) - left(part),
+        words: said(part),
+    });
     let means = drawn.lines.iter().zip(rates).map(|((name, _), rates)| {
         let mean = rates.iter().sum::<f64>() / rates.len().max(1) as f64;
         let most = rates.iter().fold(0.0_f64, |most, rate| most.max(*rate));
@@ -206,9 +209,8 @@ fn rows(
         let last = (first + together).min(count);
         let mut row = vec![Cell::text(parts.when(first as u64, (last - first) as u64))];
         for (one, rates) in drawn.iter().zip(rates) {
-            let mean = |rates: &Vec<f64>| {
-                rates[first..last].iter().sum::<f64>() / (last - first) as f64
-            };
+            let mean =
+                |rates: &Vec<f64>| rates[first..last].iter().sum::<f64>() / (last - first) as f64;
             row.extend(rates.iter().map(|rates| Cell::number((one.said)(mean(rates)))));
         }
         let ends_ms = parts.begins_ms(last as u64);
@@ -258,7 +260,10 @@ mod tests {
             };
             near(|sample| sample.vcpu_ms, 500.0);
             near(|sample| sample.io.reads, 100.0);
-            assert_eq!(parts.rates(&samples, |sample| sample.io.writes), vec![0.0; usize::try_from(parts.count).expect("few")]);
+            assert_eq!(
+                parts.rates(&samples, |sample| sample.io.writes),
+                vec![0.0; usize::try_from(parts.count).expect("few")]
+            );
         }
     }
 
@@ -266,7 +271,8 @@ mod tests {
     fn a_curve_stays_the_same_until_the_next_part_is_over() {
         let all = steady(1000, 500);
         let text = |count: usize| format!("{:?}", section(&all[..count], String::new()));
-        let length = usize::try_from(Parts::of(&all[..900]).expect("parts").length_ms / 500).expect("few");
+        let length =
+            usize::try_from(Parts::of(&all[..900]).expect("parts").length_ms / 500).expect("few");
         let changes = (900..900 + 2 * length).filter(|count| text(*count) != text(count + 1));
         assert_eq!(changes.count(), 2);
     }
@@ -277,7 +283,10 @@ mod tests {
         let curves = shown.curves.expect("curves");
         let words: Vec<&str> = curves.all.iter().map(|curve| curve.words.as_str()).collect();
         assert_eq!(words[0], "run: 0.50 in the mean, 0.50 at most");
-        assert_eq!(words[1], "reads: 100 in the mean, 100 at most; writes: 0 in the mean, 0 at most");
+        assert_eq!(
+            words[1],
+            "reads: 100 in the mean, 100 at most; writes: 0 in the mean, 0 at most"
+        );
         let moved: Vec<&str> = curves.all[0].moves.iter().map(|mark| mark.words.as_str()).collect();
         assert!(matches!(moved[..], [one] if one.ends_with("it came to home2")), "{moved:?}");
         let rows = shown.table.expect("a table").rows;

@@ -65,7 +65,11 @@ pub fn vm(vm: &Vm, moves: &[Migration], samples: &[Sample], now_ms: u64) -> Page
 pub fn console(id: &VmId) -> Page {
     let (socket, library) = (format!("/vms/{id}/console/attach"), document::terminal_path());
     let label = format!("The console of VM {id}");
-    machine(id, ("Console", "perigee vm console"), Machine { kind: "console", label, socket, library })
+    machine(
+        id,
+        ("Console", "perigee vm console"),
+        Machine { kind: "console", label, socket, library },
+    )
 }
 
 /// The page of a VM's screen.
@@ -76,7 +80,8 @@ pub fn screen(id: &VmId) -> Page {
 }
 
 fn machine(id: &VmId, (heading, command): (&str, &str), machine: Machine) -> Page {
-    let section = Section::new("of-machine", heading, "").linked(format!("VM {id}"), format!("/vms/{id}"));
+    let section =
+        Section::new("of-machine", heading, "").linked(format!("VM {id}"), format!("/vms/{id}"));
     let section = Section { machine: Some(machine), ..section };
     Page::new(format!("{heading} of VM {id}"), format!("{command} {id}"), vec![section])
 }
@@ -164,7 +169,15 @@ fn volume_state(volume: &ClusterVolume) -> Cell {
         Some(moved) => {
             Cell::status(format!("moves to {}", moved.to), Tone::Good).note(short(&moved.problem))
         }
-        None => Cell::text(DASH),
+        None => volume.restoring.as_ref().map_or_else(
+            || Cell::text(DASH),
+            |left| {
+                let tone = if left.problem.is_empty() { Tone::Good } else { Tone::Bad };
+                let bytes = format_bytes(left.missing_bytes);
+                Cell::status(format!("{bytes} to come from backup {}", left.backup), tone)
+                    .note(short(&left.problem))
+            },
+        ),
     }
 }
 

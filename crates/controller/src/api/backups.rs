@@ -99,7 +99,7 @@ pub async fn verify(
     json(to_its_end(async move { backups::verify(&cluster, &backup, ask).await }).await?)
 }
 
-/// Makes a new volume of a backup. The answer comes when the volume is there.
+/// Makes a new volume of a backup. The answer comes when the volume is there. Bytes of the volume come afterwards, unless `whole` is asked for.
 #[utoipa::path(post, path = "/backups/{backup}/restore", tag = "backups",
     params(("backup" = String, Path)), request_body = RestoreBackup,
     responses((status = 200, body = ClusterVolume)))]

@@ -16,8 +16,8 @@ use perigee_model::{Problem, VmId};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
-use crate::records::declared;
 use crate::cluster::Cluster;
+use crate::records::declared;
 use crate::storage::unknown;
 use crate::{migration, vms};
 

@@ -40,7 +40,7 @@ use perigee_http::identity::Strangers;
 use perigee_http::{Authority, BOOT_ID, Claim, Clock, Identity, Network, Seldom, boot_id};
 use perigee_model::grant::{self, Allowed, GRANT_LIFE_MS, SignedGrant};
 use perigee_model::{
-    BackupName, HostId, ImageName, JobId, Problem, RentalId, SiteId, VmId, VolumeName,
+    BackupName, HostId, ImageName, JobId, LayerId, Problem, RentalId, SiteId, VmId, VolumeName,
 };
 use perigee_repository::Repository;
 use tokio::sync::{Notify, broadcast, mpsc};
@@ -69,8 +69,8 @@ pub use index::holds::{Alone, Detachment, Hold};
 pub(crate) use index::tests::moved;
 pub use index::{Grant, Index, Lent, Usage, Used, demand_of};
 pub use lanes::{Lane, Lanes};
-use lately::Lately;
 pub use lately::Gathered;
+use lately::Lately;
 use ledger::Ledger;
 pub use links::{Ask, Links, Local};
 use measurements::Measurements;
@@ -154,11 +154,16 @@ impl Default for Timing {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wanted {
     Job(JobId),
-    Migration { vm: VmId, number: u32 },
+    Migration {
+        vm: VmId,
+        number: u32,
+    },
     VolumeMove(VolumeName),
     Replica(VolumeName, SiteId),
     Rental(RentalId),
     Backup(BackupName),
+    /// Of a volume whose bytes are still to come from a backup, by its layer.
+    Restore(LayerId),
 }
 
 /// How the controller talks over TCP.
@@ -499,6 +504,11 @@ impl Cluster {
     /// Requests the driver of a backup, as [`Self::drive_job`].
     pub fn drive_backup(&self, name: &BackupName) {
         self.want(Wanted::Backup(name.clone()));
+    }
+
+    /// Requests the driver of a volume that still gets bytes from a backup, as [`Self::drive_job`].
+    pub fn drive_restore(&self, layer: LayerId) {
+        self.want(Wanted::Restore(layer));
     }
 
     fn want(&self, wanted: Wanted) {

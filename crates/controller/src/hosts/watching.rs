@@ -134,7 +134,8 @@ mod tests {
     #[test]
     fn what_only_has_higher_figures_is_no_change() {
         let mut asked = Asked::default();
-        let report = |revision| VmReport { revision, ..crate::tests::report(crate::tests::vm_spec()) };
+        let report =
+            |revision| VmReport { revision, ..crate::tests::report(crate::tests::vm_spec()) };
         let mut hear = |revision: u64, is_present: bool| {
             let report = report(revision);
             let present = is_present.then(|| report.spec.vm.clone()).into_iter().collect();

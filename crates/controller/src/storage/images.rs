@@ -21,8 +21,8 @@ use perigee_model::{
 use crate::accounts;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{ImageRecord, PlacedDisk, image_key};
-use crate::storage::left_behind;
 use crate::storage::volumes::{self, or_silent, reachable};
+use crate::storage::{backups, left_behind};
 
 pub use ensure::{NoCopy, ensure};
 pub use imports::{finish_imports, import, import_inputs, upload};
@@ -436,6 +436,8 @@ pub async fn snapshot(
     volume: &VolumeName,
     ask: &Snapshot,
 ) -> Result<ClusterImage, Problem> {
+    let what = format!("can't snapshot volume {volume} as {}", ask.image);
+    backups::check_whole(cluster, what, volume).await?;
     let home = reachable(cluster, &volumes::settled_home(cluster, volume).await?)?;
     let size_bytes = volumes::limited_size(cluster, ask.image.as_str(), volume).await?;
     seal(cluster, &home, volume, size_bytes, ask).await

@@ -16,7 +16,7 @@ use crate::cleaner::{self, Cleanup};
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, VolumeRecord, VolumeSeen, volume_key};
-use crate::storage::backups::schedules;
+use crate::storage::backups::{self, schedules};
 use crate::storage::{given_up, images, moves, replicas};
 use crate::{accounts, admissions};
 
@@ -81,6 +81,11 @@ pub async fn volumes(cluster: &Cluster) -> Result<Vec<ClusterVolume>, Problem> {
             volume.replicas.push(replica);
         }
     }
+    for (name, restoring) in backups::restoring(cluster).await? {
+        if let Some(volume) = volumes.get_mut(&name) {
+            volume.restoring = Some(restoring);
+        }
+    }
     Ok(volumes.into_values().collect())
 }
 
@@ -110,9 +115,9 @@ pub async fn volume(cluster: &Cluster, name: &VolumeName) -> Result<ClusterVolum
         _ => problem,
     })?;
     let jobs = cluster.unfinished_jobs();
-    let writer = writer(&jobs, name);
-    let shown = view(cluster, name, &record.home, record.seen.as_ref(), writer);
-    Ok(ClusterVolume { replicas, ..shown })
+    let shown = view(cluster, name, &record.home, record.seen.as_ref(), writer(&jobs, name));
+    let restoring = backups::restoring(cluster).await?.remove(name);
+    Ok(ClusterVolume { replicas, restoring, ..shown })
 }
 
 fn view(
@@ -136,6 +141,7 @@ fn view(
             .filter(|shown| !shown.state.is_final()),
         leave_site: seen.map_or(LeaveSite::Allowed, |s| s.leave_site),
         replicas: Vec::new(),
+        restoring: None,
         waits: cluster.hosts.waits_for_volume_server(home).into_iter().collect(),
     }
 }
@@ -350,6 +356,10 @@ pub fn unknown(name: &VolumeName) -> Problem {
 pub async fn create(cluster: &Cluster, new: NewVolume) -> Result<ClusterVolume, Problem> {
     let _making = Making::begin(cluster, &new.name)?;
     free_name(cluster, &new.name).await?;
+    if let VolumeSource::Volume(source) = &new.source {
+        let what = format!("can't create volume {} of volume {source}", new.name);
+        backups::check_whole(cluster, what, source).await?;
+    }
     let home = home_for(cluster, &new).await?;
     check_free(&home, &new.name).await?;
     if let VolumeSource::Image(image) = &new.source {

@@ -12,6 +12,8 @@ mod images;
 pub mod measure;
 #[path = "fake/replicas.rs"]
 pub mod replicas;
+#[path = "fake/restoring.rs"]
+pub mod restoring;
 #[path = "fake/vms.rs"]
 pub mod vms;
 #[path = "fake/volumes.rs"]
@@ -258,6 +260,7 @@ pub struct Inside {
     pub moves: homes::Moves,
     pub replicas: replicas::Replicas,
     pub backups: backups::Backups,
+    pub restores: restoring::Restores,
     pub measured: measure::Measured,
     revision: u64,
     /// What was last told of each VM, and with which number.
@@ -479,6 +482,7 @@ fn volume_routes(inside: Arc<Mutex<Inside>>) -> Router {
         .merge(backups::routes())
         .merge(replicas::routes())
         .merge(measure::routes())
+        .merge(restoring::routes())
         .layer(from_fn_with_state(inside.clone(), unless_server_down))
         .layer(from_fn_with_state(inside.clone(), unless_down))
         .with_state(inside)

@@ -40,6 +40,7 @@ mod queue;
 mod quotas;
 mod rentals;
 mod replicas;
+mod restoring;
 mod rules;
 mod staging;
 mod sure;

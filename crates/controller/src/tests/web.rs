@@ -514,7 +514,9 @@ async fn a_page_opens_a_console_with_its_cookie_and_a_page_of_another_server_doe
     assert_eq!(&came, b"\x82\x04echo");
     let entries = async || {
         let all: Vec<AuditEntry> = site.tenants.ann.get("/v1/audit").await.expect("the log");
-        all.iter().any(|one| one.request == format!("GET {path}") && one.status == 101).then_some(())
+        all.iter()
+            .any(|one| one.request == format!("GET {path}") && one.status == 101)
+            .then_some(())
     };
     wait_for("an entry: whoever is attached can type", entries).await;
 }

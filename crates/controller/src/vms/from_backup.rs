@@ -67,7 +67,8 @@ impl Making<'_> {
     async fn volume(&mut self, of: &BackupName, end: &str) -> Result<VolumeName, Problem> {
         let volume: VolumeName = self.named(end)?;
         let (host, from) = (self.ask.host.clone(), self.ask.from.clone());
-        let ask = RestoreBackup { volume: volume.clone(), host, from };
+        // Of the root disk an image is made, which takes all bytes.
+        let ask = RestoreBackup { volume: volume.clone(), host, from, whole: true };
         backups::restore(self.cluster, of, ask).await?;
         self.volumes.push(volume.clone());
         Ok(volume)

@@ -16,9 +16,7 @@ use perigee_http::{Failure, Peer};
 use perigee_model::Problem;
 use perigee_model::percent::encoded_path;
 use perigee_web::parts::{Page, Section, Tone, Trouble};
-use perigee_web::{
-    CONSOLE, Frame, SCRIPT, STYLE, TERMINAL, TERMINAL_STYLE, VIEWER, document,
-};
+use perigee_web::{CONSOLE, Frame, SCRIPT, STYLE, TERMINAL, TERMINAL_STYLE, VIEWER, document};
 
 use crate::api::cookie;
 

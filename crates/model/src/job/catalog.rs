@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::backup::Restoring;
 use crate::replica::Replica;
 use crate::vm::VmStatus;
 use crate::volume::{ImageFormat, VolumeSource};
@@ -31,6 +32,9 @@ pub struct ClusterVolume {
     pub leave_site: LeaveSite,
     /// Its replicas at other sites.
     pub replicas: Vec<Replica>,
+    /// The backup from which bytes of it are still to come, while some are.
+    #[serde(default)]
+    pub restoring: Option<Restoring>,
     /// Its home does not answer: what is shown is as last seen there.
     pub waits: Vec<Waiting>,
 }

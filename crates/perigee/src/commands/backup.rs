@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use perigee_http::Client;
 use perigee_model::backup::{
     Backup, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups, NewBackup,
-    RestoreBackup, RestoreVmBackup, VerifiedBackup,
+    RestoreBackup, RestoreVmBackup, Restoring, VerifiedBackup,
 };
 use perigee_model::backup_schedule::{BackupSchedule, Keep, NewBackupSchedule};
 use perigee_model::job::{ClusterVolume, Vm};
@@ -109,6 +109,9 @@ pub enum Verb {
         /// Of a VM's backup, make only a volume of its root disk
         #[arg(long)]
         disk: bool,
+        /// Read and check all bytes before the volume is made. Otherwise the volume can be used at once, and its bytes arrive afterwards
+        #[arg(long)]
+        whole: bool,
         #[command(flatten)]
         place: Place,
     },
@@ -198,6 +201,13 @@ fn state(backup: &Backup) -> String {
     }
 }
 
+/// What is still to come of a volume, and why it does not come.
+pub fn summary(restoring: &Restoring) -> String {
+    let bytes = output::bytes(restoring.missing_bytes);
+    let words = format!("{bytes} to come from {}", restoring.backup);
+    if restoring.problem.is_empty() { words } else { format!("{words}: {}", restoring.problem) }
+}
+
 /// Carries out the command.
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
@@ -225,8 +235,8 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             output::one(context.format, &known, BACKUP)
         }
         Verb::Verify { backup, place } => verify(&backup, place, context).await,
-        Verb::Restore { backup, volume, disk, place } => {
-            restore(&backup, volume, disk, place, context).await
+        Verb::Restore { backup, volume, disk, whole, place } => {
+            restore(&backup, volume, (disk, whole), place, context).await
         }
         Verb::Delete { backup, forget } => {
             client.delete(&format!("/v1/backups/{backup}?forget={forget}")).await
@@ -251,7 +261,7 @@ async fn list(client: &Client, place: Place, format: Format) -> Result<(), Probl
 async fn restore(
     backup: &BackupName,
     volume: VolumeName,
-    disk: bool,
+    (disk, whole): (bool, bool),
     place: Place,
     context: &Context,
 ) -> Result<(), Problem> {
@@ -264,9 +274,7 @@ async fn restore(
         let made: Vm = client.post(&format!("/v1/backups/{backup}/restore-vm"), &ask).await?;
         return output::one(context.format, &made, RESTORED_VM);
     }
-    let ask = RestoreBackup { volume, host, from };
-    let made: ClusterVolume = client.post(&format!("/v1/backups/{backup}/restore"), &ask).await?;
-    output::one(context.format, &made, RESTORED)
+    restore_volume(&client, backup, &RestoreBackup { volume, host, from, whole }, context).await
 }
 
 /// The disks of a VM's backup are not shown beside it.
@@ -326,6 +334,61 @@ async fn watch(client: &Client, begun: &Backup, goes_on: &str) -> Result<Backup,
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// Makes a volume of a backup, and waits until all its bytes have arrived. Once the volume can be used, Ctrl-C ends only the waiting.
+async fn restore_volume(
+    client: &Client,
+    backup: &BackupName,
+    ask: &RestoreBackup,
+    context: &Context,
+) -> Result<(), Problem> {
+    let mut made: ClusterVolume =
+        client.post(&format!("/v1/backups/{backup}/restore"), ask).await?;
+    let volume = made.name.clone();
+    if made.restoring.is_some() {
+        output::note(&format!("volume {volume} can be used; its bytes are still arriving"));
+        let goes_on = format!(
+            "the restore goes on; `perigee volume info {volume}` shows how many bytes are missing"
+        );
+        let watching = watch_restore(client, made, &goes_on);
+        let Some(ended) = asking::until_interrupted(watching, &goes_on).await? else {
+            return Ok(());
+        };
+        made = ended;
+    }
+    output::one(context.format, &made, RESTORED)?;
+    let Some(left) = made.restoring else {
+        output::note(&format!("all bytes of volume {volume} have arrived and were right"));
+        return Ok(());
+    };
+    let what = format!("volume {volume} lacks {}", output::bytes(left.missing_bytes));
+    Err(Problem::conflict(what, format!("the backup is damaged: {}", left.problem)).next(
+        "reads of what is missing give I/O errors; use another backup, or have the volume of which it is shipped again: `perigee backup create --whole`",
+    ))
+}
+
+/// Until nothing is to come any more, or only what is damaged.
+async fn watch_restore(
+    client: &Client,
+    mut now: ClusterVolume,
+    goes_on: &str,
+) -> Result<ClusterVolume, Problem> {
+    let bar = output::progress_bar(&now.name, "{msg}");
+    let (path, mut said) = (format!("/v1/volumes/{}", now.name), asking::Said::default());
+    while let Some(restoring) = now.restoring.as_ref().filter(|restoring| !restoring.is_damaged) {
+        bar.set_length(restoring.total_bytes);
+        bar.set_position(restoring.total_bytes.saturating_sub(restoring.missing_bytes));
+        let problem = &restoring.problem;
+        bar.set_message(problem.clone());
+        if bar.is_hidden() && !problem.is_empty() && said.is_news(problem) {
+            output::note(problem);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+        now = asking::get(client, &path, goes_on).await?;
+    }
+    bar.finish_and_clear();
+    Ok(now)
 }
 
 /// Damage is an error that names it.

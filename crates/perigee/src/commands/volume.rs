@@ -25,7 +25,7 @@ use crate::commands::nbd_clients::ClientOptions;
 use crate::commands::network::NetworkFlags;
 use crate::commands::remotes::RemoteFlags;
 use crate::commands::trace::{self, TraceVerb};
-use crate::commands::{check, moving_volumes, replicas, unknown};
+use crate::commands::{backup, check, moving_volumes, replicas, unknown};
 use crate::config::{DaemonOptions, Told};
 use crate::context::Context;
 use crate::output::{self, Column};
@@ -274,6 +274,7 @@ const CLUSTER: &[Column<ClusterVolume>] = &[
     ("leave site", |v| v.leave_site.to_string()),
     ("replicas", |v| replicas::summary(&v.replicas)),
     ("moving", |v| v.moving.as_ref().map_or_else(|| "-".to_owned(), moving_volumes::summary)),
+    ("restoring", |v| v.restoring.as_ref().map_or_else(|| "-".to_owned(), backup::summary)),
     ("waits", |v| in_words(&v.waits)),
 ];
 

@@ -307,6 +307,8 @@ impl Pool {
         let mut unfilled = Unfilled::new(copy.layer().blocks() * BLOCK_BYTES);
         work.expect(unfilled.size_bytes);
         let (mut from, mut fetched_bytes, flow) = (0, 0, Arc::<Flow>::default());
+        // A source that compares what it gives out says so of bytes that are not what they have to be.
+        let mut damage = None;
         // Each fetch is a task of its own, so that it goes on while something else is waited for here.
         let mut fetches = JoinSet::new();
         loop {
@@ -321,12 +323,22 @@ impl Pool {
                 from = blocks.start;
                 let at = pace.after(length_bytes(&blocks));
                 let (copy, flow) = (Arc::clone(copy), Arc::clone(&flow));
-                fetches.spawn(async move {
-                    Ok::<_, IoError>((window, fetch_piece(&copy, blocks, &flow, at).await?))
-                });
+                fetches.spawn(async move { (window, fetch_piece(&copy, blocks, &flow, at).await) });
             }
             let Some(fetched) = fetches.join_next().await else { break };
-            let (window, bytes) = fetched.map_err(std::io::Error::other)??;
+            let (window, fetched) = fetched.map_err(std::io::Error::other)?;
+            let bytes = match fetched {
+                // The other blocks can come all the same.
+                Err(IoError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                    let why = damage.get_or_insert(error.to_string());
+                    copy.filled(Some(why.clone()));
+                    0
+                }
+                fetched => fetched?,
+            };
+            if damage.is_none() && copy.remote.is_backup() {
+                copy.filled(None);
+            }
             work.step(bytes)?;
             work.step(unfilled.fetched(window, bytes))?;
             fetched_bytes += bytes;
@@ -336,6 +348,13 @@ impl Pool {
             }
         }
         self.flush_copy(copy).await?;
+        copy.set_source_damaged(damage.is_some());
+        if let Some(why) = damage {
+            return Err(std::io::Error::other(why).into());
+        }
+        if copy.is_own() && copy.missing_bytes() > 0 && !copy.is_closed() {
+            return Err(std::io::Error::other("some blocks have not come").into());
+        }
         loop {
             let compared = self.compare(copy, work).await?;
             if self.complete(copy, compared).await? {
@@ -513,6 +532,10 @@ async fn compare_with_source(copy: &LayerCopy, work: &Arc<Work>) -> Result<(), I
 struct Unfilled {
     size_bytes: u64,
     windows: Vec<Window>,
+    /// What the source has at hand now, because it came together with what was asked for.
+    beside: VecDeque<Range<u64>>,
+    /// The first bytes of all that came together so far. What is missing of that was damaged.
+    asked: HashSet<u64>,
 }
 
 /// A part of a copy of which the other host's extents are asked for at once.
@@ -541,7 +564,8 @@ impl Unfilled {
         let starts = (0..size_bytes).step_by(index(WINDOW_BYTES));
         let left_bytes = starts.map(|start| WINDOW_BYTES.min(size_bytes - start));
         let window = |left_bytes| Window { left_bytes, pieces: None, in_flight: 0 };
-        Self { size_bytes, windows: left_bytes.map(window).collect() }
+        let windows = left_bytes.map(window).collect();
+        Self { size_bytes, windows, beside: VecDeque::new(), asked: HashSet::new() }
     }
 
     fn window_of(block: u64) -> usize {
@@ -571,6 +595,31 @@ impl Unfilled {
         start..(start + WINDOW_BYTES).min(self.size_bytes)
     }
 
+    /// These blocks come next, with all that their source hands out together with them.
+    fn add_with_beside(&mut self, copy: &LayerCopy, piece: Range<u64>) {
+        let mut at = piece.start;
+        while at < piece.end {
+            let beside = copy.remote.beside(at * BLOCK_BYTES);
+            let of_block = beside.iter().find(|range| range.contains(&(at * BLOCK_BYTES)));
+            let (Some(first), Some(of_block)) = (beside.first(), of_block) else {
+                self.beside.push_back(at..piece.end);
+                return;
+            };
+            if self.asked.insert(first.start) {
+                self.beside.extend(copy.missing_of(&beside));
+            }
+            at = of_block.end.div_ceil(BLOCK_BYTES);
+        }
+    }
+
+    /// The next of the blocks that the source has at hand, and their window.
+    fn next_beside(&mut self) -> Option<(usize, Range<u64>)> {
+        let blocks = self.beside.pop_front()?;
+        let at = Self::window_of(blocks.start);
+        self.windows[at].in_flight += 1;
+        Some((at, blocks))
+    }
+
     /// The next blocks to fetch, from this block on and then those before it, and their window.
     async fn next_piece(
         &mut self,
@@ -578,6 +627,9 @@ impl Unfilled {
         from: u64,
         work: &Work,
     ) -> Result<Option<(usize, Range<u64>)>, IoError> {
+        if let Some(next) = self.next_beside() {
+            return Ok(Some(next));
+        }
         while let Some(at) = self.next(from) {
             if self.windows[at].pieces.is_none() {
                 let mut pieces = missing_pieces(copy, self.bytes(at)).await?;
@@ -592,9 +644,12 @@ impl Unfilled {
                 window.pieces = Some(VecDeque::new());
             }
             if let Some(piece) = piece {
-                window.in_flight += 1;
-                return Ok(Some((at, piece)));
+                self.add_with_beside(copy, piece);
+                if let Some(next) = self.next_beside() {
+                    return Ok(Some(next));
+                }
             }
+            let window = &mut self.windows[at];
             work.step(window.holes())?;
         }
         Ok(None)

@@ -323,7 +323,7 @@ impl Pool {
                 let (remote_row, remote, made) = match told {
                     LayerAnswer::Own(own) => {
                         to_come_bytes += own.states.remote_bytes();
-                        let made = self.make_own_files(layer, &own.states);
+                        let made = self.make_own_files(layer.layer, layer.size_bytes, &own.states);
                         (own.row, Some(own.remote), made)
                     }
                     LayerAnswer::Whole(row) => {
@@ -362,10 +362,14 @@ impl Pool {
     }
 
     /// Makes the files of a copy of a layer's own blocks, durably, with a map of what the layer has.
-    fn make_own_files(&self, layer: &DepartedLayer, states: &BlockStates) -> std::io::Result<()> {
-        let id = layer.layer;
+    pub(crate) fn make_own_files(
+        &self,
+        id: LayerId,
+        size_bytes: u64,
+        states: &BlockStates,
+    ) -> std::io::Result<()> {
         layer::clear(&*self.files, id)?;
-        let data = self.files.create(&data_name(id), layer.size_bytes)?;
+        let data = self.files.create(&data_name(id), size_bytes)?;
         data.sync_created()?;
         let map = self.files.create(&map_name(id), map::file_bytes(states.blocks()))?;
         MapFile::create_reserved(map, id, states)?;

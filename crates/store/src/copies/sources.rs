@@ -33,7 +33,9 @@ impl Pool {
                 continue;
             }
             let remote = self.catalog.chain(id).map_err(failed(what))?.swap_remove(0).remote;
-            let remote = remote.filter(|remote| remote.own && remote.nbd_addr != nbd_addr);
+            // No host has what a backup shows as one layer.
+            let goes_on = |remote: &RemoteRow| remote.own && remote.target().is_none();
+            let remote = remote.filter(|remote| goes_on(remote) && remote.nbd_addr != nbd_addr);
             elsewhere.extend(
                 remote.map(|remote| (id, RemoteRow { nbd_addr: nbd_addr.to_owned(), ..remote })),
             );

@@ -128,6 +128,12 @@ impl Pool {
             let why = format!("it is read-only since a flush failed: {why}");
             return Err(Problem::conflict(what, why).next("copy the volume to a healthy disk"));
         }
+        let is_restored = |remote: &catalog::RemoteRow| remote.target().is_some();
+        if rows.iter().any(|row| row.remote.as_ref().is_some_and(is_restored)) {
+            let why = "some of its bytes are still to come from a backup";
+            return Err(Problem::unavailable(what, why)
+                .next("wait until `perigee volume info` shows no missing bytes, then try again"));
+        }
         let comes = |remote: &catalog::RemoteRow| remote.keep == Keep::All;
         let arrives = tenure != Tenure::first(tenure.incarnation())
             && rows.iter().any(|row| row.remote.as_ref().is_some_and(comes));

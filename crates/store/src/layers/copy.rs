@@ -24,6 +24,7 @@
 //! next server fetches all of it again. A map of own blocks stays right even then: each version of it that was
 //! ever written has the same blocks, so the one that is found says what the layer has.
 
+use std::collections::HashSet;
 use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -33,6 +34,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use perigee_block::device::{Extent, IoError, Zeroing};
 use perigee_block::locking::{lock, read, write};
+use perigee_model::read_ahead::FILL_PIECE_BLOCKS;
 use perigee_model::volume::BLOCK_BYTES;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
@@ -107,12 +109,16 @@ pub(crate) struct LayerCopy {
     /// The bytes that are missing here and are zeros at the other host, as far as is known. Nobody fetches them.
     holes_bytes: AtomicU64,
     unwritten: Arc<Semaphore>,
+    /// The first bytes of what came together for readers and is being kept.
+    kept_beside: Mutex<HashSet<u64>>,
     /// The failure of a write was already logged.
     complained: AtomicBool,
     /// The latest work of completing the copy in the background.
     filling: Mutex<Arc<Work>>,
     /// Why the last try to complete it failed; `None` if it did not.
     failed: Mutex<Option<String>>,
+    /// In the last try all blocks came but those that are damaged at their source.
+    source_damaged: AtomicBool,
     /// The blocks that have come and differ from the other host's checksums, or can't be read any more.
     damaged: Mutex<Vec<Range<u64>>>,
     seen: Mutex<ContentCheck>,
@@ -146,7 +152,7 @@ impl LayerCopy {
         let unwritten = Arc::new(Semaphore::new(UNWRITTEN_MAX));
         let (head, missed) = (Arc::new(head), AtomicU64::new(NOWHERE));
         let (closed, complete, holes_bytes, complained) = Default::default();
-        let (filling, failed, damaged, seen) = Default::default();
+        let (filling, failed, source_damaged, damaged, seen, kept_beside) = Default::default();
         Self {
             head,
             remote,
@@ -156,9 +162,11 @@ impl LayerCopy {
             complete,
             holes_bytes,
             unwritten,
+            kept_beside,
             complained,
             filling,
             failed,
+            source_damaged,
             damaged,
             seen,
         }
@@ -209,8 +217,37 @@ impl LayerCopy {
         let first = bytes_of(&blocks).start;
         let _reader = self.waiting.enter();
         self.missed.store(blocks.end, Ordering::Relaxed);
-        let (bytes, _came) = self.fetch(blocks).await?;
+        let (bytes, came) = self.fetch(blocks).await?;
+        if came.is_some() {
+            self.keep_beside(span.start);
+        }
         Ok(bytes.slice(index(span.start - first)..index(span.end - first)))
+    }
+
+    /// Keeps what has come together with this byte, as long as the source has it at hand.
+    fn keep_beside(self: &Arc<Self>, offset: u64) {
+        let beside = self.remote.beside(offset);
+        let Some(first) = beside.first().map(|range| range.start) else { return };
+        if !lock(&self.kept_beside).insert(first) {
+            return;
+        }
+        let copy = Arc::clone(self);
+        tokio::spawn(async move {
+            for blocks in copy.missing_of(&beside) {
+                // What does not come now comes with the rest.
+                let Ok((_, came)) = copy.fetch(blocks).await else { break };
+                if let Some(came) = came {
+                    drop(came.keeping.await);
+                }
+            }
+            lock(&copy.kept_beside).remove(&first);
+        });
+    }
+
+    /// The blocks of these ranges that are missing here, in pieces.
+    pub(crate) fn missing_of(&self, ranges: &[Range<u64>]) -> impl Iterator<Item = Range<u64>> {
+        let blocks = ranges.iter().map(|range| blocks_of(range.start, range.end - range.start));
+        blocks.flat_map(|blocks| self.missing(&blocks, FILL_PIECE_BLOCKS))
     }
 
     /// The block after the last one that a reader missed since the last call.
@@ -390,6 +427,14 @@ impl LayerCopy {
 
     pub(crate) fn why_not_filled(&self) -> Option<String> {
         lock(&self.failed).clone()
+    }
+
+    pub(crate) fn set_source_damaged(&self, is_damaged: bool) {
+        self.source_damaged.store(is_damaged, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_source_damaged(&self) -> bool {
+        self.source_damaged.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_seen(&self, seen: ContentCheck) {

@@ -134,6 +134,11 @@ impl RemoteParent {
         !extent.zero && (!self.is_own() || !extent.hole)
     }
 
+    /// Whether it is a backup at a target, and no host has it.
+    pub(crate) fn is_backup(&self) -> bool {
+        self.row.target().is_some()
+    }
+
     pub(crate) fn blocks(&self) -> u64 {
         self.row.size_bytes.div_ceil(BLOCK_BYTES)
     }
@@ -322,6 +327,11 @@ impl RemoteParent {
     /// The least time that the other host takes to answer, as far as is known.
     pub(crate) fn round_trip(&self) -> Duration {
         self.source().device.get().map_or(Duration::ZERO, |(device, _)| device.round_trip())
+    }
+
+    /// The ranges that the other side hands out together with this byte, if it is connected and says so.
+    pub(crate) fn beside(&self, offset: u64) -> Vec<Range<u64>> {
+        self.source().device.get().map_or_else(Vec::new, |(device, _)| device.beside(offset))
     }
 
     /// Reads a range. The part beyond the export's end is zeros.

@@ -17,6 +17,7 @@ mod pool;
 mod power;
 mod released;
 mod resize;
+mod restoring;
 mod rules;
 mod space;
 mod under_load;

@@ -33,6 +33,8 @@ const RUN_BYTES: usize = 16;
 pub const PIECE_DATA_BYTES: usize = 16 << 20;
 /// A piece has at most so many runs.
 const RUNS_MAX: usize = 1 << 16;
+/// No head of a piece is larger.
+pub const HEAD_BYTES_MAX: u64 = (HEADER_BYTES + RUNS_MAX * RUN_BYTES) as u64;
 /// No piece is larger.
 pub const PIECE_BYTES_MAX: u64 = (HEADER_BYTES + RUNS_MAX * RUN_BYTES + PIECE_DATA_BYTES) as u64;
 /// No manifest, and no index of a layer, is larger.
@@ -121,6 +123,16 @@ pub struct LayerIndex {
 /// A piece, as the index names it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
+    pub bytes: u64,
+    pub sha256: String,
+    /// What is read to know which blocks the piece has; `None`: an older version has shipped it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<PieceHead>,
+}
+
+/// The beginning of a piece, before the bytes of its blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PieceHead {
     pub bytes: u64,
     pub sha256: String,
 }
@@ -237,12 +249,39 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// The runs of a piece of a layer of so many blocks, each with the place of its bytes in the piece.
+/// Runs of a piece, each with the place of its bytes in the piece.
+pub type PlacedRuns = Vec<(Run, Range<usize>)>;
+
+fn damaged(why: &str) -> String {
+    format!("a piece is damaged: {why}")
+}
+
+/// The runs of a piece of a layer of so many blocks.
 ///
 /// # Errors
 /// Why it is no such piece.
-pub fn parse_piece(bytes: &[u8], layer_blocks: u64) -> Result<Vec<(Run, Range<usize>)>, String> {
-    let damaged = |why: &str| format!("a piece is damaged: {why}");
+pub fn parse_piece(bytes: &[u8], layer_blocks: u64) -> Result<PlacedRuns, String> {
+    let (runs, end) = parse_runs(bytes, layer_blocks)?;
+    match end == bytes.len() {
+        true => Ok(runs),
+        false => Err(damaged("its length is not that of its runs")),
+    }
+}
+
+/// The runs of a piece of which only the head was read.
+///
+/// # Errors
+/// As [`parse_piece`].
+pub fn parse_head(head: &[u8], layer_blocks: u64) -> Result<PlacedRuns, String> {
+    let (runs, _) = parse_runs(head, layer_blocks)?;
+    match HEADER_BYTES + runs.len() * RUN_BYTES == head.len() {
+        true => Ok(runs),
+        false => Err(damaged("its head is cut off")),
+    }
+}
+
+/// The runs, and where the piece ends.
+fn parse_runs(bytes: &[u8], layer_blocks: u64) -> Result<(PlacedRuns, usize), String> {
     let header = bytes.get(..HEADER_BYTES).ok_or_else(|| damaged("it is too short"))?;
     let number = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
     if header[..8] != MAGIC || number(8) != FORMAT {
@@ -267,10 +306,14 @@ pub fn parse_piece(bytes: &[u8], layer_blocks: u64) -> Result<Vec<(Run, Range<us
         runs.push((Run { blocks: first..end, is_zero }, at..at + length));
         (at, after) = (at + length, end);
     }
-    match at == bytes.len() {
-        true => Ok(runs),
-        false => Err(damaged("its length is not that of its runs")),
-    }
+    Ok((runs, at))
+}
+
+/// The head of a piece that was just finished.
+pub fn head_of(piece: &[u8]) -> Option<PieceHead> {
+    let runs = u32::from_le_bytes(piece.get(12..HEADER_BYTES)?.try_into().ok()?);
+    let end = HEADER_BYTES + usize::try_from(runs).ok()? * RUN_BYTES;
+    Some(PieceHead { bytes: end as u64, sha256: sha256(piece.get(..end)?) })
 }
 
 #[cfg(test)]
@@ -297,8 +340,22 @@ mod tests {
     }
 
     #[test]
+    fn the_head_of_a_piece_says_which_blocks_it_has() {
+        let mut piece = PieceBuilder::default();
+        piece.data(3, &[1; 2 * BLOCK]);
+        piece.zeros(6..8);
+        let bytes = piece.finish();
+        let head = head_of(&bytes).expect("a head");
+        let read = &bytes[..usize::try_from(head.bytes).expect("it is small")];
+        assert_eq!(head.sha256, sha256(read));
+        assert_eq!(parse_head(read, 8), parse_piece(&bytes, 8));
+        parse_head(&bytes, 8).expect_err("more than a head");
+        parse_head(&read[..read.len() - 1], 8).expect_err("cut off");
+    }
+
+    #[test]
     fn a_list_with_a_changed_byte_is_refused() {
-        let list = vec![Piece { bytes: 7, sha256: "ab".to_owned() }];
+        let list = vec![Piece { bytes: 7, sha256: "ab".to_owned(), head: None }];
         let bytes = with_checksum(&list).expect("JSON");
         assert_eq!(checked::<Vec<Piece>>(&bytes), Ok(list));
         for at in 0..bytes.len() {
@@ -319,6 +376,9 @@ mod tests {
                 bytes[..8].copy_from_slice(&MAGIC);
                 bytes[8..12].copy_from_slice(&FORMAT.to_le_bytes());
                 bytes[13..16].fill(0);
+            }
+            if let Ok(runs) = parse_head(&bytes, 100) {
+                prop_assert!(runs.iter().all(|(run, _)| run.blocks.end <= 100));
             }
             if let Ok(runs) = parse_piece(&bytes, 100) {
                 prop_assert!(runs.iter().all(|(run, at)| run.blocks.end <= 100 && at.end <= bytes.len()));

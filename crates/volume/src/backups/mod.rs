@@ -11,11 +11,15 @@
 //! | What is at a target? | `format.rs` |
 //! | How does it get there, whole or not at all? | `target.rs` |
 //! | How does a volume come back, and how is damage found? | `restore.rs` |
+//! | Which piece has which block, known before the pieces are read? | `plan.rs` |
+//! | What does a read of a volume get whose bytes have not all arrived? | `source.rs` |
 //! | When is a layer at a target deleted? | `delete.rs` |
 
 pub mod delete;
 pub mod format;
+mod plan;
 pub mod restore;
+pub mod source;
 pub mod target;
 
 use std::collections::BTreeSet;
@@ -30,8 +34,8 @@ use perigee_model::{LayerId, Problem, ProblemKind, VolumeName};
 use perigee_store::{Pool, Work, io_problem};
 
 use format::{
-    FORMAT, LayerIndex, Manifest, NamedLayer, Piece, PieceBuilder, Run, index_key, layer_prefix,
-    manifest_key, piece_name, push, sha256, with_checksum,
+    FORMAT, LayerIndex, Manifest, NamedLayer, Piece, PieceBuilder, Run, head_of, index_key,
+    layer_prefix, manifest_key, piece_name, push, sha256, with_checksum,
 };
 use restore::Reading;
 use target::Target;
@@ -237,13 +241,14 @@ impl Shipping<'_> {
         let data_bytes = piece.data_bytes();
         let hashed = tokio::task::spawn_blocking(move || {
             let bytes = piece.finish();
-            let sum = sha256(&bytes);
-            (bytes, sum)
+            let (sum, head) = (sha256(&bytes), head_of(&bytes));
+            (bytes, sum, head)
         });
-        let (bytes, sum) = hashed.await.map_err(|error| Problem::internal(&self.what, error))?;
+        let (bytes, sum, head) =
+            hashed.await.map_err(|error| Problem::internal(&self.what, error))?;
         let name = piece_name(pieces.done.len(), &sum);
         let length = bytes.len() as u64;
-        pieces.done.push(Piece { bytes: length, sha256: sum });
+        pieces.done.push(Piece { bytes: length, sha256: sum, head });
         if pieces.there.contains(&name) {
             return Ok(());
         }

@@ -11,8 +11,9 @@ use perigee_store::{IncomingVolume, NewIncoming, Pool, Work, io_problem};
 use serde::de::DeserializeOwned;
 
 use super::format::{
-    FORMAT, LAYERS_MAX, LIST_BYTES_MAX, LayerIndex, MANIFESTS, Manifest, PIECE_BYTES_MAX, Run,
-    checked, index_key, layer_prefix, manifest_key, parse_piece, piece_name, sha256,
+    FORMAT, HEAD_BYTES_MAX, LAYERS_MAX, LIST_BYTES_MAX, LayerIndex, MANIFESTS, Manifest,
+    PIECE_BYTES_MAX, PlacedRuns, Run, checked, index_key, layer_prefix, manifest_key, parse_head,
+    parse_piece, piece_name, sha256,
 };
 use super::stopped;
 use super::target::Target;
@@ -129,12 +130,36 @@ impl Reading<'_> {
         Ok(named.find(|name| !there.contains(name)))
     }
 
+    /// The runs of a piece, of which only the head is read.
+    ///
+    /// # Errors
+    /// `Conflict` if it is missing or damaged; when the target fails.
+    pub async fn head(&self, index: &LayerIndex, number: usize) -> Result<PlacedRuns, Problem> {
+        let what = format!("can't read the head of piece {number} of layer {}", index.layer);
+        let piece = index.pieces.get(number);
+        let Some((piece, head)) = piece.and_then(|piece| Some((piece, piece.head.as_ref()?)))
+        else {
+            return Err(damaged(&what, "its index has none"));
+        };
+        let key = format!("{}/{}", layer_prefix(index.layer), piece_name(number, &piece.sha256));
+        let read = self.target.get_start(&key, head.bytes.min(HEAD_BYTES_MAX)).await?;
+        let bytes = read.ok_or_else(|| damaged(&what, format!("{key} is missing")))?;
+        if sha256(&bytes) != head.sha256 {
+            return Err(damaged(&what, format!("{key}: its head is not what was shipped")));
+        }
+        let runs = parse_head(&bytes, index.size_bytes / BLOCK_BYTES);
+        runs.map_err(|why| damaged(&what, format!("{key}: {why}")))
+    }
+
     /// A piece, with its runs and where each has its bytes.
-    async fn piece(
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub async fn piece(
         &self,
         index: &LayerIndex,
         number: usize,
-    ) -> Result<(Vec<u8>, Vec<(Run, Range<usize>)>), Problem> {
+    ) -> Result<(Vec<u8>, PlacedRuns), Problem> {
         let what = format!("can't read piece {number} of layer {}", index.layer);
         let Some(piece) = index.pieces.get(number) else {
             return Err(damaged(&what, "no such piece"));
@@ -227,11 +252,37 @@ pub async fn verify(ask: &VerifyBackup, work: &Arc<Work>) -> Result<VerifiedBack
     Ok(VerifiedBackup { read_bytes: work.progress().done_bytes, problems })
 }
 
-/// Makes a volume of a backup. All of it is read and compared with its checksums before there is a volume.
+/// Makes a volume of a backup: at once where that is asked for and the backup says which of its pieces has which block.
 ///
 /// # Errors
 /// `NotFound` if there is no such backup; `Conflict` if it is damaged, or the volume's name is taken; `NoSpace`; `Unavailable` if the target fails, or the work was stopped.
 pub async fn restore(
+    pool: &Arc<Pool>,
+    volume: &VolumeName,
+    ask: &RestoreVolume,
+    work: &Arc<Work>,
+) -> Result<VolumeInfo, Problem> {
+    let Some(layer) = ask.at_once else { return restore_whole(pool, volume, ask, work).await };
+    let target = Target::new(&ask.from)?;
+    target.look().await?;
+    let manifest = Reading { target: &target, work }.manifest(&ask.backup).await?;
+    let new = new_volume(volume, ask, &manifest);
+    match pool.restore_at_once(new, layer, &ask.from, &ask.backup).await {
+        Err(problem) if problem.kind == ProblemKind::Unsupported => {
+            tracing::info!(%volume, %problem, "a backup is restored whole");
+            restore_whole(pool, volume, ask, work).await
+        }
+        made => made,
+    }
+}
+
+fn new_volume(volume: &VolumeName, ask: &RestoreVolume, manifest: &Manifest) -> NewIncoming {
+    let leave_site = if manifest.confined { LeaveSite::Never } else { ask.leave_site };
+    NewIncoming { name: volume.clone(), tenant: ask.tenant.clone(), leave_site }
+}
+
+/// As [`restore`]. All of the backup is read and compared with its checksums before there is a volume.
+async fn restore_whole(
     pool: &Arc<Pool>,
     volume: &VolumeName,
     ask: &RestoreVolume,
@@ -258,8 +309,7 @@ pub async fn restore(
     let what = format!("can't restore volume {volume}");
     let incoming = Arc::into_inner(incoming)
         .ok_or_else(|| Problem::internal(what, "something still writes to it"))?;
-    let leave_site = if manifest.confined { LeaveSite::Never } else { ask.leave_site };
-    let new = NewIncoming { name: volume.clone(), tenant: ask.tenant.clone(), leave_site };
+    let new = new_volume(volume, ask, &manifest);
     pool.finish_incoming(incoming, new, Arc::clone(work)).await
 }
 

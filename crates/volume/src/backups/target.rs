@@ -171,6 +171,24 @@ impl Target {
         }
     }
 
+    /// The first bytes of what is there under a key, or fewer if there are not so many; `None` if nothing is there.
+    ///
+    /// # Errors
+    /// When the target fails.
+    pub async fn get_start(&self, key: &str, bytes: u64) -> Result<Option<Vec<u8>>, Problem> {
+        let got = match &self.place {
+            Place::Directory(dir) => {
+                let key = key.to_owned();
+                self.run(dir, move |dir| get_start(dir, &key, bytes)).await
+            }
+            Place::S3(objects) => {
+                let got = objects.get_start(&self.what(), key, bytes).await;
+                got.map_err(of_store).map(|got| got.map(Vec::from))
+            }
+        };
+        got.map_err(|problem| Problem { what: format!("{key} of {}", problem.what), ..problem })
+    }
+
     /// Stores an object. It is durable when this returns.
     ///
     /// # Errors
@@ -260,16 +278,21 @@ fn missing<T>(dir: &Path, error: io::Error, nothing: T) -> io::Result<T> {
 }
 
 fn get(dir: &Path, key: &str, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
+    let bytes = get_start(dir, key, bytes_max + 1)?;
+    match bytes.as_ref().is_some_and(|bytes| bytes.len() as u64 > bytes_max) {
+        true => Err(io::Error::other(format!("{key} is larger than it can be"))),
+        false => Ok(bytes),
+    }
+}
+
+fn get_start(dir: &Path, key: &str, count: u64) -> io::Result<Option<Vec<u8>>> {
     let file = match File::open(dir.join(key)) {
         Ok(file) => file,
         Err(error) => return missing(dir, error, None),
     };
     let mut bytes = Vec::new();
-    file.take(bytes_max + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > bytes_max {
-        true => Err(io::Error::other(format!("{key} is larger than it can be"))),
-        false => Ok(Some(bytes)),
-    }
+    file.take(count).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
 }
 
 fn names(dir: &Path, prefix: &str) -> io::Result<BTreeSet<String>> {

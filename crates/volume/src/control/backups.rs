@@ -5,12 +5,12 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
-use axum::routing::post;
+use axum::routing::{get, post};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::VolumeName;
 use perigee_model::backup::{
-    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, SealForBackup, SealedForBackup,
-    ShipBackup, VerifyBackup,
+    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, RestoringLayer, SealForBackup,
+    SealedForBackup, ShipBackup, VerifyBackup,
 };
 
 use super::{Control, Named, Shared, long};
@@ -24,6 +24,7 @@ pub fn routes() -> Router<Arc<Control>> {
         .route("/volumes/{volume}/backup/end", post(end))
         .route("/volumes/{volume}/restore", post(restore_volume))
         .route("/backups/seal", post(seal_disks))
+        .route("/backups/restoring", get(restoring))
         .route("/backups/list", post(list))
         .route("/backups/verify", post(verify))
         .route("/backups/delete", post(delete_backup))
@@ -60,6 +61,10 @@ async fn restore_volume(
 ) -> Result<Response, Failure> {
     let pool = Arc::clone(&control.pool);
     long::follow(move |work| async move { restore::restore(&pool, &volume, &ask, &work).await })
+}
+
+async fn restoring(State(control): Shared) -> Reply<Vec<RestoringLayer>> {
+    Ok(Json(control.pool.restoring().await?))
 }
 
 async fn list(Json(at): Json<BackupTarget>) -> Reply<Vec<FoundBackup>> {

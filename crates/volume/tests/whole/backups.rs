@@ -12,8 +12,10 @@ use perigee_model::backup::{
 use perigee_model::volume::{
     CheckReport, CheckScope, Compacted, CreateVolume, Resize, VolumeInfo, VolumeSource,
 };
-use perigee_model::{BackupName, LeaveSite, Problem, ProblemKind, TenantName, VolumeName};
+use perigee_model::{BackupName, LayerId, LeaveSite, Problem, ProblemKind, TenantName, VolumeName};
+use uuid::Uuid;
 
+use crate::restoring::restoring;
 use crate::s3::{KEY, S3};
 use crate::server::{MIB, Server, assert_io, run, sample, until};
 use crate::small::Small;
@@ -21,7 +23,7 @@ use crate::small::Small;
 /// What a backup ships beside the data: the lists, and the heads of pieces.
 const LISTS_BYTES: u64 = 64 << 10;
 
-fn target(dir: &Path) -> BackupTarget {
+pub fn target(dir: &Path) -> BackupTarget {
     BackupTarget { address: dir.display().to_string(), endpoint: None }
 }
 
@@ -35,7 +37,7 @@ async fn ship(server: &Server, ask: &ShipBackup) -> Result<ShippedBackup, Proble
     server.control.post_long("/v1/volumes/data/backup", ask, |_| {}).await
 }
 
-async fn back_up(server: &Server, name: &str, to: &Path) -> ShippedBackup {
+pub async fn back_up(server: &Server, name: &str, to: &Path) -> ShippedBackup {
     ship(server, &ask(name, to)).await.expect("a backup")
 }
 
@@ -45,6 +47,7 @@ async fn restore(server: &Server, backup: &str, from: &Path) -> Result<VolumeInf
         from: target(from),
         tenant: TenantName::default(),
         leave_site: LeaveSite::Allowed,
+        at_once: None,
     };
     let path = format!("/v1/volumes/{backup}/restore");
     server.control.post_long(&path, &ask, |_| {}).await
@@ -61,7 +64,7 @@ async fn found(server: &Server, at: &Path) -> Vec<FoundBackup> {
     server.control.post("/v1/backups/list", &target(at)).await.expect("a list")
 }
 
-async fn check_pool(server: &Server) {
+pub async fn check_pool(server: &Server) {
     let report: CheckReport =
         server.control.post_long("/v1/check", &CheckScope::Pool, |_| {}).await.expect("a report");
     assert!(report.faults.is_empty() && report.leftovers.is_empty(), "{report:?}");
@@ -73,7 +76,7 @@ async fn compact(server: &Server) {
 }
 
 /// All files below a directory whose names have this in them.
-fn files(dir: &Path, with: &str) -> Vec<PathBuf> {
+pub fn files(dir: &Path, with: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(entries) = std::fs::read_dir(dir) else { return found };
     for entry in entries {
@@ -88,7 +91,7 @@ fn files(dir: &Path, with: &str) -> Vec<PathBuf> {
     found
 }
 
-fn flip(file: &Path, at: u64) {
+pub fn flip(file: &Path, at: u64) {
     let file = std::fs::File::options().read(true).write(true).open(file).expect("a file");
     let mut byte = [0];
     file.read_exact_at(&mut byte, at).expect("a byte");
@@ -572,8 +575,15 @@ async fn an_s3_store_is_a_target_as_a_directory_is() {
     let refused = leaves.await.expect_err("it would leave its site");
     assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
     let (tenant, leave_site) = (TenantName::default(), LeaveSite::Allowed);
-    let ask = RestoreVolume { backup, from: to, tenant, leave_site };
+    let ask = RestoreVolume { backup, from: to, tenant, leave_site, at_once: None };
     let restored = server.control.post_long::<VolumeInfo>("/v1/volumes/copy/restore", &ask, |_| {});
     restored.await.expect("restored");
-    assert_io(&server.qemu_io("copy", &["read -P 1 0 4M", "read -P 2 4M 1M", "read -P 1 5M 15M"]));
+    let check = ["read -P 1 0 4M", "read -P 2 4M 1M", "read -P 1 5M 15M", "read -P 0 20M 44M"];
+    assert_io(&server.qemu_io("copy", &check));
+    let ask = RestoreVolume { at_once: Some(LayerId(Uuid::new_v4())), ..ask };
+    let at_once = server.control.post_long::<VolumeInfo>("/v1/volumes/now/restore", &ask, |_| {});
+    at_once.await.expect("a volume");
+    assert_io(&server.qemu_io("now", &check));
+    until("all bytes", async || restoring(&server).await.is_empty()).await;
+    check_pool(&server).await;
 }

@@ -14,6 +14,7 @@ mod kills;
 mod oracles;
 mod proxy;
 mod replicas;
+mod restoring;
 #[path = "../../../repository/tests/doors/s3.rs"]
 mod s3;
 mod server;

@@ -21,6 +21,8 @@ const POOL_VARIABLE: &str = "PERIGEE_TEST_POOL";
 /// of a host: then it is a server of that host's cluster.
 const CERTIFICATES_VARIABLE: &str = "PERIGEE_TEST_CERTIFICATES";
 pub const MIB: u64 = 1 << 20;
+/// How many bytes a second the background fetches for copies.
+pub const FILL_RATE_VARIABLE: &str = "PERIGEE_TEST_FILL_RATE";
 /// How much of a server's log is printed when a test fails.
 const LOG_BYTES_MAX: usize = 256 << 10;
 
@@ -48,6 +50,8 @@ fn server_process() {
     let tls = tls.map(ServerTls::Files);
     let remote_tls = file("ca.pem").map(|ca| RemoteTlsFiles { ca, own });
     let patience = Duration::from_secs(10);
+    let rate = std::env::var(FILL_RATE_VARIABLE).map(|rate| rate.parse().expect("a rate"));
+    let fill_bytes_per_s = rate.unwrap_or(RemoteOptions::default().fill_bytes_per_s);
     let config = Config {
         nbd: vec![
             Listen::Unix(sockets(&pool).join("nbd.sock")),
@@ -56,7 +60,13 @@ fn server_process() {
         private: None,
         clients: ServerOptions { tls, ..ServerOptions::default() },
         iscsi: iscsi_options(&pool),
-        remotes: RemoteOptions { network, tls: remote_tls, patience, ..RemoteOptions::default() },
+        remotes: RemoteOptions {
+            network,
+            tls: remote_tls,
+            patience,
+            fill_bytes_per_s,
+            ..RemoteOptions::default()
+        },
         control: vec![
             Listen::Unix(sockets(&pool).join("control.sock")),
             Listen::Tcp(std::env::var("PERIGEE_TEST_CONTROL").expect("an address")),

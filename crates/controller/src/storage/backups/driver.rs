@@ -11,7 +11,7 @@ use perigee_model::volume::Progress;
 use perigee_model::{BackupName, HostId, Problem, ProblemKind};
 use tokio::sync::Mutex;
 
-use super::{BACKUPS_PREFIX, BackupRecord, backup_key, list, reader, vm};
+use super::{BACKUPS_PREFIX, BackupRecord, backup_key, list, reader, restoring, vm};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::records::Owned;
@@ -25,8 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// How often the record says how far it is.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
-/// Held while a backup looks for deletions and records that it asks, and while a deletion looks for backups that ask: so one of both sees the other.
-static LOOKING: Mutex<()> = Mutex::const_new(());
+/// Held while a backup or a restore looks for deletions and records that it asks, and while a deletion looks for those that ask: so one of both sees the other.
+pub(super) static LOOKING: Mutex<()> = Mutex::const_new(());
 
 /// Has the backup shipped until it is complete, or given up.
 ///
@@ -187,6 +187,10 @@ impl Run<'_> {
             return Err(Problem::unavailable(what, why));
         }
         drop(looking);
+        if let Some(host) = restoring::host_that_reads(self.cluster, &view.name, &view.at).await {
+            let why = format!("a volume of host {host} still gets bytes from it");
+            return Err(Problem::unavailable(what, why));
+        }
         let host = reader(self.cluster, &view.at, view.host.as_ref()).await?;
         let ask = DeleteBackup { backup: view.name, at: view.at };
         host.volume.post_long::<()>("/v1/backups/delete", &ask, |_: Progress| {}).await?;

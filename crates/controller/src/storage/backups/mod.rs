@@ -1,8 +1,8 @@
 //! Backups of volumes: one driver for each that is not complete, which alone writes its record.
 //!
 //! The volume's home ships a backup ([`perigee_model::backup`]); the controller orders that, and has it done again until it is done or given up. What was shipped is
-//! used again, so a controller or a volume server that is killed in the middle loses nothing. A restore is asked for again by whoever wants it: until all bytes are there,
-//! there is no volume.
+//! used again, so a controller or a volume server that is killed in the middle loses nothing. A restore whose volume was not made is asked for again by whoever wants
+//! it. A volume that was made, and whose bytes come afterwards, has a record and a driver too (`restoring`).
 //!
 //! | question | file |
 //! |---|---|
@@ -10,11 +10,12 @@
 //! | When does a schedule begin a backup, and which of its backups are deleted? | `rounds.rs`; the rules: `model/src/backup_schedule.rs` |
 //! | What do people ask of schedules? | `schedules.rs` |
 //! | What is the backup of a VM? | `vm.rs`; how a VM is made of one: `vms/from_backup.rs` |
-//! | Which backups are being read? | `reading.rs` |
+//! | Which backups are being read? | `reading.rs`; of which do volumes still get bytes? `restoring.rs` |
 
 mod driver;
 mod reading;
 mod restore;
+mod restoring;
 mod rounds;
 pub mod schedules;
 mod vm;
@@ -40,6 +41,7 @@ use crate::storage::volumes;
 
 pub use driver::drive;
 pub use restore::{find, restore};
+pub use restoring::{all as restoring, check_whole, drive as drive_restore};
 pub use rounds::run;
 use vm::OfVm;
 
@@ -76,7 +78,7 @@ pub async fn drive_all(cluster: &Cluster) -> Result<(), Problem> {
             cluster.drive_backup(&backup.name);
         }
     }
-    Ok(())
+    restoring::drive_all(cluster).await
 }
 
 /// Begins a backup of a volume or of a VM; the answer comes at once.
@@ -200,9 +202,10 @@ pub async fn get(cluster: &Cluster, name: &BackupName) -> Result<Backup, Problem
 /// Deletes a backup in the background, with what no other one at its target needs. Or only forgets it: then what is at the target stays.
 ///
 /// # Errors
-/// `NotFound`; `Conflict` while it is shipped or read.
+/// `NotFound`; `Conflict` while it is shipped or read, or a volume still gets bytes from it.
 pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Result<(), Problem> {
     let key = backup_key(name);
+    let _looking = driver::LOOKING.lock().await;
     let Some(mut record) = cluster.records.own::<BackupRecord>(&key).await? else {
         return get(cluster, name).await.map(drop);
     };
@@ -235,6 +238,15 @@ pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Resul
             cluster.records.remove(&backup_key(part)).await?;
         }
         return cluster.records.remove(&key).await;
+    }
+    for one in std::iter::once(name).chain(&view.parts) {
+        if let Some(volume) = restoring::reader_of(cluster, one, &view.at).await? {
+            let why = format!("bytes of volume {volume} are still to come from it");
+            let next = format!(
+                "wait until all have come (`perigee volume info {volume}`), or delete the volume and what was made of it"
+            );
+            return refused(why, &next);
+        }
     }
     view.state = BackupState::Deleting;
     view.problem.clear();

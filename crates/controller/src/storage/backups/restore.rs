@@ -2,17 +2,20 @@
 
 use std::sync::Arc;
 
-use perigee_model::backup::{BackupTarget, FoundBackup, RestoreBackup, RestoreVolume};
+use perigee_model::backup::{BackupTarget, FoundBackup, RestoreBackup, RestoreVolume, Restoring};
 use perigee_model::job::ClusterVolume;
 use perigee_model::volume::{Progress, VolumeInfo};
-use perigee_model::{BackupName, HostId, LeaveSite, Problem, TenantName};
+use perigee_model::{BackupName, HostId, LayerId, LeaveSite, Problem, TenantName};
+use uuid::Uuid;
 
-use super::{place, reader, reading};
+use super::restoring::RestoreRecord;
+use super::{place, reader, reading, restoring};
 use crate::accounts;
+use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
 use crate::storage::volumes;
 
-/// Makes a volume of a backup. The volume is there when all its bytes are.
+/// Makes a volume of a backup. Unless `whole` is asked for, the volume is there before its bytes are.
 ///
 /// # Errors
 /// `NotFound` if there is no such backup; `Conflict` if the name is taken, or the backup damaged; `NoSpace`; what the host says. Then there is no volume.
@@ -24,17 +27,45 @@ pub async fn restore(
     let what = format!("can't restore backup {name} as volume {}", ask.volume);
     let _reading = reading::begin(name);
     let (found, at, host) = find(cluster, &what, name, (ask.from, ask.host)).await?;
-    let volume = ask.volume;
+    let RestoreBackup { volume, whole, .. } = ask;
     let path = format!("/v1/volumes/{volume}/restore");
+    let layer = LayerId(Uuid::new_v4());
     let ask = RestoreVolume {
         backup: name.clone(),
         from: at,
         tenant: TenantName::of(volume.as_str()),
         leave_site: LeaveSite::Allowed,
+        at_once: (!whole).then_some(layer),
+    };
+    let record = RestoreRecord {
+        layer,
+        volume: volume.clone(),
+        host: host.id.clone(),
+        begun_ms: now_ms(),
+        is_made: false,
+        from: ask.from.clone(),
+        view: Restoring {
+            backup: name.clone(),
+            total_bytes: 0,
+            missing_bytes: 0,
+            problem: String::new(),
+            is_damaged: false,
+        },
     };
     let room = accounts::hold_volume(cluster, volume.as_str(), found.size_bytes).await?;
-    let making = host.volume.hear_long::<VolumeInfo>(&path, &ask, |_: Progress| {});
-    volumes::make_at(cluster, &volume, &host, making, room).await
+    let making = async {
+        if !whole && let Err(problem) = restoring::begin(cluster, &record).await {
+            return Ok(Err(problem));
+        }
+        let made = host.volume.hear_long::<VolumeInfo>(&path, &ask, |_: Progress| {}).await;
+        if !whole {
+            restoring::answered(cluster, layer, &made).await?;
+        }
+        made
+    };
+    let made = volumes::make_at(cluster, &volume, &host, making, room).await?;
+    let restoring = restoring::all(cluster).await?.remove(&volume);
+    Ok(ClusterVolume { restoring, ..made })
 }
 
 /// A backup that can be read, where it is, and the host that reads it. The place is the one that is said, or else the one that the controller knows.

@@ -11,7 +11,7 @@ use crate::records::{
     JobRecord, PlacedDisk, VolumeMoveIntent, VolumeMoveRecord, VolumeRecord, volume_key,
     volume_move_intent_key, volume_move_key,
 };
-use crate::storage::{leave_site, volumes};
+use crate::storage::{backups, leave_site, volumes};
 
 /// Records a volume's move to another home and starts its driver.
 ///
@@ -32,6 +32,7 @@ pub async fn request(
     volumes::reachable(cluster, &from)?;
     volumes::reachable(cluster, to)?;
     leave_site::check_move(cluster, volume, &from, to).await?;
+    backups::check_whole(cluster, format!("can't move volume {volume} to {to}"), volume).await?;
     let view = VolumeMove {
         volume: volume.clone(),
         from,

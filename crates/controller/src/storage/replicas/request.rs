@@ -9,7 +9,7 @@ use perigee_model::{HostId, Problem, SiteId, VolumeName};
 use super::{ReplicaIntent, ReplicaRecord, intent_key, intents_of, kept, record_key, records_of};
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{VolumeRecord, volume_key};
-use crate::storage::volumes;
+use crate::storage::{backups, volumes};
 
 /// Records what is wanted, and starts the driver. The answer comes at once.
 ///
@@ -28,6 +28,7 @@ pub async fn replicate(
         let why = "it was made for a job and ends with it";
         return Err(Problem::conflict(what, why));
     }
+    backups::check_whole(cluster, &what, volume).await?;
     let home = cluster.hosts.get(&home)?;
     if home.addresses.site == ask.to {
         let why = format!("its home {} is at that site", home.id);
