@@ -247,7 +247,7 @@ async fn a_vm_is_backed_up_with_its_disks_of_one_moment_and_restored_beside_itse
     assert_eq!(again.expect_err("it is there").kind, ProblemKind::Conflict);
     // A part alone makes a volume, and is not deleted alone.
     let volume = VolumeName::new("alone").expect("a name");
-    let alone = RestoreBackup { volume, host: None, from: None };
+    let alone = RestoreBackup { volume, host: None, from: None, whole: true };
     backups::restore(&lab.cluster, &done.parts[0], alone).await.expect("a volume");
     let part = backups::delete(&lab.cluster, &done.parts[0], false).await.expect_err("a part");
     assert_eq!(part.kind, ProblemKind::Conflict);
