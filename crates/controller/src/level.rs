@@ -19,6 +19,10 @@ const FIRST: u32 = 1;
 /// From this level on the logs and samples of jobs are in files ([`crate::job_files`]).
 pub const JOB_FILES: u32 = 2;
 
+/// From this level on a volume may be in some VMs of a gang only, and gangs use data that may not leave its site. The version before would give all
+/// VMs a volume that one of them writes.
+pub const DATA_OF_GANGS: u32 = 2;
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct FormatRecord {
     level: u32,

@@ -409,7 +409,8 @@ impl Run {
     ) -> Result<(), Problem> {
         while self.record.value.last_seq < up_to_seq {
             let hides_output = self.hides_output(self.placement()?);
-            let record = &mut self.record.value;
+            // Messages count as taken when their lines are in the log, and not before.
+            let mut record = self.record.value.clone();
             let before = record.seq_before;
             let after = record.last_seq.saturating_sub(before);
             let path = format!("/v1/vms/{}/events?after={after}", vm_of(&self.id));
@@ -420,12 +421,13 @@ impl Run {
             for event in &mut events {
                 event.message.seq = event.message.seq.saturating_add(before);
             }
-            let Said { mut lines, left_out } = guest::apply(record, now_ms(), events);
+            let Said { mut lines, left_out } = guest::apply(&mut record, now_ms(), events);
             if hides_output {
                 log::hide(&record.log, &mut lines);
             }
             left_out::add_of_guest(&self.cluster, &self.id, left_out).await?;
             log::store(&self.cluster, &self.files, &mut record.log, lines).await?;
+            self.record.value = record;
             self.record.save().await?;
         }
         Ok(())

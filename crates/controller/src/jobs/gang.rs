@@ -43,6 +43,7 @@ use super::place::{self, job_disks};
 use super::restart::{Fate, Loss, fate};
 use super::{ended, erase_all_but_log, log, new_record};
 use crate::clock::now_ms;
+use crate::cluster::Grant;
 use crate::cluster::members::{is_of, members};
 use crate::files::outputs;
 use crate::planning::gang_traffic;
@@ -61,7 +62,7 @@ mod moving;
 mod run;
 mod view;
 
-pub use check::{check, check_network, prepare};
+pub use check::{check, check_network, check_ranks, prepare};
 pub(super) use member::AT_BARRIER;
 pub use moving::{ask_to_leave, ask_to_move, call_off_leaving, call_off_move};
 pub(super) use run::GangRun;
@@ -173,6 +174,11 @@ impl GangRun {
             cost::release(&self.cluster, &self.record.value).await?;
             return Ok(Step::Leave);
         };
+        if self.is_far_from_data(&grant).await? {
+            // Its data were confined since the scheduler has read of them.
+            self.cluster.index.take_back(&self.id);
+            return Ok(Step::Leave);
+        }
         let keys = GangKeys { user: new_key(&self.id)?, host: new_key(&self.id)? };
         let hosts = grant.hosts().cloned().collect();
         let known = gang_traffic::known(&self.cluster, &self.id, self.job().spec.count).await?;
@@ -207,6 +213,13 @@ impl GangRun {
         job.reason.clear();
         self.record.save().await?;
         Ok(Step::Again)
+    }
+
+    /// Whether a host of the grant is not at the site of data that may not leave that site.
+    async fn is_far_from_data(&self, grant: &Grant) -> Result<bool, Problem> {
+        let confined = leave_site::confined_of(&self.cluster, &self.job().spec).await?;
+        let hosts: Vec<HostId> = grant.hosts().cloned().collect();
+        Ok(leave_site::check_hosts(&self.cluster, &confined, &self.id, &hosts).is_err())
     }
 
     /// The hosts in the order of the ranks: those that talked most in the last run of such a gang are near each other.

@@ -285,6 +285,7 @@ pub async fn check(cluster: &Cluster, spec: &JobSpec) -> Result<Option<JobInputs
             .next("ask for less, or ask an admin for more (perigee tenant quota)"));
     }
     gang::check(cluster, spec)?;
+    gang::check_ranks(cluster, spec).await?;
     outputs::check(cluster, spec).await?;
     for volume in &spec.volumes {
         volumes::find(cluster, &volume.volume).await?;

@@ -2,12 +2,14 @@
 //! are moved by its driver.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use perigee_model::job::{LogLine, Sample};
 use perigee_model::{JobId, Problem};
 
 use super::{log, samples};
 use crate::cluster::Cluster;
+use crate::job_files::JobDirectory;
 use crate::level;
 use crate::records::{LogKept, Records};
 
@@ -29,21 +31,31 @@ pub async fn move_to_files(cluster: &Cluster) -> Result<(), Problem> {
         .map(|record| (record.job.id.to_string(), (record.job.id, record.job.submitted_ms)))
         .collect();
     let files_of = |(id, submitted_ms): &(JobId, u64)| cluster.job_files.of(id, *submitted_ms);
+    // One that can't be moved does not hold up the others.
+    let mut first = Ok(());
     for files in logs.iter().filter_map(|id| ended.get(id)).map(files_of) {
-        let prefix = log::prefix(&files.job);
-        let lines = records.list::<Vec<LogLine>>(&prefix).await?.concat();
-        files.add_lines(lines, Vec::new(), LogKept::default()).await?;
-        records.remove_all(&prefix).await?;
+        first = first.and(move_log(records, &files).await);
     }
     for files in series.iter().filter_map(|id| ended.get(id)).map(files_of) {
-        let key = samples::key(&files.job);
-        if files.samples().await?.is_none() {
-            let points: Option<Vec<Sample>> = records.read(&key).await?;
-            files.set_samples(points.unwrap_or_default()).await?;
-        }
-        records.remove(&key).await?;
+        first = first.and(move_samples(records, &files).await);
     }
-    Ok(())
+    first
+}
+
+async fn move_log(records: &Records, files: &Arc<JobDirectory>) -> Result<(), Problem> {
+    let prefix = log::prefix(&files.job);
+    let lines = records.list::<Vec<LogLine>>(&prefix).await?.concat();
+    files.add_lines(lines, Vec::new(), LogKept::default()).await?;
+    records.remove_all(&prefix).await
+}
+
+async fn move_samples(records: &Records, files: &Arc<JobDirectory>) -> Result<(), Problem> {
+    let key = samples::key(&files.job);
+    if files.samples().await?.is_none() {
+        let points: Option<Vec<Sample>> = records.read(&key).await?;
+        files.set_samples(points.unwrap_or_default()).await?;
+    }
+    records.remove(&key).await
 }
 
 /// The names after this prefix, up to the next `/`. One record at a time is in memory.

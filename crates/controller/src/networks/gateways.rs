@@ -91,8 +91,12 @@ impl Gateways {
         answers: impl Fn(&HostId) -> bool,
     ) -> Option<HostId> {
         let (at, vni) = (network.gateway.as_ref(), network.vni);
+        // What is in a gang's own network is told to no host without a VM of the gang.
+        let may_stay = |host| network.job.is_none() || hosts.contains(host);
         let is_served = at.is_some_and(|host| {
-            answers(host) && self.unable.get(host).is_none_or(|since| since.elapsed() < UNABLE_MAX)
+            may_stay(host)
+                && answers(host)
+                && self.unable.get(host).is_none_or(|since| since.elapsed() < UNABLE_MAX)
         });
         let fails = at.is_some_and(|host| self.fails(host, vni));
         if is_served && !fails && !at.is_some_and(|host| drained.contains(host)) {

@@ -267,7 +267,7 @@ async fn spread(
     if let Some(changed) = changed {
         spread.network = changed;
     }
-    if !spread.hosts.is_empty() {
+    if !spread.hosts.is_empty() && spread.network.job.is_none() {
         spread.hosts.extend(spread.network.gateway.clone());
     }
     Ok(spread)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use perigee_http::authority_of;
-use perigee_model::job::JobSpec;
+use perigee_model::job::{JobSpec, JobState};
 use perigee_model::leave_site::{
     FindLayers, FoundLayers, LeaveSite, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite,
     SetLeaveSite, SetLeaveSiteAs, SiteAddress, SiteMap,
@@ -20,9 +20,9 @@ use perigee_model::{
 };
 
 use crate::cluster::{Cluster, HostLink};
-use crate::networks;
 use crate::records::{ImageRecord, JobRecord, PlacedDisk, image_key};
 use crate::storage::{left_behind, replicas, volumes};
+use crate::{level, networks};
 
 /// What a policy is about.
 #[derive(Debug, Clone)]
@@ -223,7 +223,11 @@ pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, 
     // Where nothing is said, such a VM has no card, and several VMs have a network that leads nowhere else.
     let leads_out = match &spec.network {
         NetworkKind::None | NetworkKind::Default => false,
-        NetworkKind::Cluster(name) => !networks::is_own(name),
+        // The version before would let people log in there.
+        NetworkKind::Cluster(name) => {
+            !networks::is_own(name)
+                || level::in_force(&cluster.records).await? < level::DATA_OF_GANGS
+        }
         NetworkKind::User | NetworkKind::Bridge(_) => true,
     };
     if let (Some((name, _)), true) = (found.first(), leads_out) {
@@ -497,7 +501,11 @@ fn check_jobs(
     let jobs = cluster.unfinished_jobs();
     let user = jobs.iter().find(|record| {
         let (job, placement) = (&record.job, record.placement.as_ref());
-        let is_placed = placement.is_some() || cluster.index.grant_of(&job.id).is_some();
+        // A gang has hosts before its members have records, which then count.
+        let is_being_made = record.kind.gang().is_some_and(|gang| !gang.state.made)
+            && job.state != JobState::Queued;
+        let is_placed =
+            placement.is_some() || is_being_made || cluster.index.grant_of(&job.id).is_some();
         let wanted = job.spec.volumes.iter().map(|volume| &volume.volume);
         let placed = placement.iter().flat_map(|placement| &placement.disks);
         let mut volumes = wanted.chain(placed.map(|disk| &disk.volume));
@@ -516,7 +524,11 @@ fn check_jobs(
 /// Whether the job was placed as one that uses these data confined.
 fn found_confined(record: &JobRecord, is_confined: impl Fn(String) -> bool) -> bool {
     let Some(placement) = &record.placement else { return false };
-    let has_card = networks::kind_of(record) != NetworkKind::None;
+    let leads_out = match networks::kind_of(record) {
+        NetworkKind::None => false,
+        NetworkKind::Cluster(name) => !networks::is_own(&name),
+        _ => true,
+    };
     let spec = &record.job.spec;
     let mut unaware = placement.disks.iter().filter(|disk| !disk.leave_site.is_never());
     let is_wrong = |disk: &PlacedDisk| {
@@ -528,7 +540,7 @@ fn found_confined(record: &JobRecord, is_confined: impl Fn(String) -> bool) -> b
         let mut names = std::iter::once(&disk.volume).chain(&disk.data_of);
         names.any(|name| is_confined(format!("volume {name}")))
     };
-    !has_card && !unaware.any(is_wrong)
+    !leads_out && !unaware.any(is_wrong)
 }
 
 fn copies(what: &str, copies: &[String]) -> Problem {

@@ -6,8 +6,8 @@ use perigee_model::vm::NetworkKind;
 use perigee_planner::queue::Demand;
 
 use crate::cluster::{Cluster, capacity};
-use crate::networks;
 use crate::records::{Gang, JobRecord, Kind};
+use crate::{level, networks};
 
 /// Refuses a gang that the cluster's hosts have no room for, even if nothing else runs. A host that has not said how large it is
 /// may be large enough.
@@ -53,6 +53,20 @@ pub fn check(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
     );
     Err(Problem::invalid(format!("job {}", spec.name), why)
         .next("ask for fewer or smaller VMs, let it start at more hosts, or add hosts"))
+}
+
+/// Refuses volumes of some ranks only, as long as the version before may come back.
+///
+/// # Errors
+/// `Conflict` before the end of the upgrade.
+pub async fn check_ranks(cluster: &Cluster, spec: &JobSpec) -> Result<(), Problem> {
+    let has_ranks = spec.volumes.iter().any(|volume| !volume.ranks.is_empty());
+    if !has_ranks || level::in_force(&cluster.records).await? >= level::DATA_OF_GANGS {
+        return Ok(());
+    }
+    let why = "ranks of volumes: the version before this one does not know them, and may come back";
+    Err(Problem::conflict(format!("job {}", spec.name), why)
+        .next("end the upgrade first: perigee upgrade finish"))
 }
 
 /// Refuses a gang whose network has fewer addresses than it has VMs.
