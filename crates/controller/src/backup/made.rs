@@ -183,6 +183,9 @@ fn copy_store(what: &str, store: &Path, copy: &Path) -> Result<(), Problem> {
     }
 }
 
+/// How the paths of jobs' logs and samples begin.
+const OF_JOBS: &str = "jobs/";
+
 /// A backup that is being written.
 struct Writing {
     tar: tar::Builder<BufWriter<File>>,
@@ -216,8 +219,16 @@ impl Writing {
     }
 
     fn add_file(&mut self, path: &str, file: &File) -> io::Result<()> {
-        let length = file.metadata()?.len();
-        let sha256 = self.add(path, length, file)?;
+        let (length, sha256) = if path.starts_with(OF_JOBS) {
+            // What was not recorded of a job's log may be cut off while it is read. Such a file is small.
+            let mut bytes = Vec::new();
+            Read::read_to_end(&mut &*file, &mut bytes)?;
+            let length = bytes.len() as u64;
+            (length, self.add(path, length, &bytes[..])?)
+        } else {
+            let length = file.metadata()?.len();
+            (length, self.add(path, length, file)?)
+        };
         self.list(path, Kind::File, file, (length, sha256))
     }
 
