@@ -9,13 +9,14 @@ use axum::extract::{Path, State};
 use axum::routing::post;
 use perigee_http::{Json, Reply};
 use perigee_model::backup::{
-    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, SealForBackup, SealedForBackup,
-    ShipBackup, ShippedBackup,
+    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, RestoringLayer, SealForBackup,
+    SealedForBackup, ShipBackup, ShippedBackup, VmBackup,
 };
 use perigee_model::volume::{CreateVolume, IoStats, Step, VolumeInfo, VolumeSource};
 use perigee_model::{BackupName, LayerId, Problem, VolumeName};
 use serde::Serialize;
 
+use super::restoring::TO_COME_BYTES;
 use super::{Inside, Shared, Volume, volume_info};
 
 /// What a test looks at or changes.
@@ -78,10 +79,11 @@ async fn end(State(_): Shared, Json(_): Json<BackupTarget>) -> Reply<()> {
 }
 
 async fn delete(State(inside): Shared, Json(ask): Json<DeleteBackup>) -> String {
-    let backups = &mut inside.lock().expect("lock").backups;
+    let Inside { backups, restores, .. } = &mut *inside.lock().expect("lock");
     if let Some(problem) = backups.refuses.clone() {
         return step(&Step::<()>::Failed(problem));
     }
+    restores.deleted.push(ask.backup.clone());
     backups.at.entry(ask.at.address).or_default().remove(&ask.backup);
     step(&Step::Done(()))
 }
@@ -102,16 +104,21 @@ async fn seal(
 async fn list(State(inside): Shared, Json(at): Json<BackupTarget>) -> Reply<Vec<FoundBackup>> {
     let inside = inside.lock().expect("lock");
     let all = inside.backups.at.get(&at.address).into_iter().flatten();
-    let found = |(name, asked): (&BackupName, &ShipBackup)| FoundBackup {
+    let shipped = all.map(|(name, asked)| found(name, asked.now_ms, asked.vm.clone()));
+    let there = inside.restores.backup.iter().map(|name| found(name, 1, None));
+    Ok(Json(shipped.chain(there).collect()))
+}
+
+fn found(name: &BackupName, taken_ms: u64, vm: Option<Box<VmBackup>>) -> FoundBackup {
+    FoundBackup {
         name: name.clone(),
         volume: None,
-        taken_ms: asked.now_ms,
+        taken_ms,
         size_bytes: 1 << 30,
         data_bytes: 4096,
         problem: String::new(),
-        vm: asked.vm.clone(),
-    };
-    Ok(Json(all.map(found).collect()))
+        vm,
+    }
 }
 
 async fn restore(
@@ -121,19 +128,31 @@ async fn restore(
 ) -> String {
     let mut inside = inside.lock().expect("lock");
     let has = inside.backups.at.get(&ask.from.address);
-    if !has.is_some_and(|has| has.contains_key(&ask.backup)) {
+    let is_there = has.is_some_and(|has| has.contains_key(&ask.backup));
+    if !is_there && inside.restores.backup.as_ref() != Some(&ask.backup) {
         return step(&Step::<VolumeInfo>::Failed(Problem::not_found("restore", "it is not here")));
     }
-    let info = volume_info(&CreateVolume {
-        name: name.clone(),
-        size_bytes: Some(1 << 30),
-        source: VolumeSource::Empty,
+    let mut info = volume_info(&CreateVolume {
         tenant: ask.tenant,
-        cache: Default::default(),
-        owner: None,
         leave_site: ask.leave_site,
+        ..CreateVolume::new(name.clone(), Some(1 << 30), VolumeSource::Empty)
     });
-    let (data, stats) = (ask.backup.to_string().into_bytes(), IoStats::default());
+    let at_once = ask.at_once.filter(|_| !inside.restores.is_older);
+    let new_layer = || LayerId(uuid::Uuid::new_v4());
+    info.chain = vec![new_layer(), at_once.unwrap_or_else(new_layer)];
+    let data = ask.backup.to_string().into_bytes();
+    if let Some(layer) = at_once {
+        info.remote_bytes = TO_COME_BYTES;
+        inside.restores.layers.push(RestoringLayer {
+            layer,
+            backup: ask.backup.to_string(),
+            from: ask.from,
+            missing_bytes: TO_COME_BYTES,
+            problem: String::new(),
+            is_damaged: false,
+        });
+    }
+    let stats = IoStats::default();
     let volume = Volume { info: info.clone(), issued: 1, returned: 0, data, stats };
     inside.volumes.insert(name, volume);
     step(&Step::Done(info))
