@@ -30,6 +30,10 @@ fn now() -> VolumeName {
 async fn knows(lab: &Lab, state: BackupState) {
     lab.cloud.inside().restores.backup = Some(backup());
     let view = Backup {
+        vm: None,
+        parts: Vec::new(),
+        part_of: None,
+        schedule: None,
         name: backup(),
         volume: super::data_volume(),
         at: target(),
@@ -44,7 +48,7 @@ async fn knows(lab: &Lab, state: BackupState) {
         progress: None,
         problem: String::new(),
     };
-    let record = BackupRecord { view, whole: false, asks: false };
+    let record = BackupRecord { view, whole: false, asks: false, schedule_made_ms: None, vm: None };
     lab.cluster.records.put("backups/data-1", &record).await.expect("a record");
 }
 
