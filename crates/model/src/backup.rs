@@ -7,7 +7,7 @@
 //! | `POST /volumes/{volume}/backup/end` | [`BackupTarget`] | its backup to the target is given up: nothing is kept for it, except what the next one stands on |
 //! | `POST /volumes/{volume}/restore` | [`RestoreVolume`] | lines of `Step` of `VolumeInfo`; it is stopped when the client leaves |
 //! | `GET /backups/restoring` | | [`RestoringLayer`] of each layer that still gets bytes from a backup |
-//! | `POST /backups/list` | [`BackupTarget`] | [`FoundBackup`] of each |
+//! | `POST /backups/list` | [`ListBackups`] | [`FoundBackup`] of each |
 //! | `POST /backups/delete` | [`DeleteBackup`] | lines of `Step` of nothing; a backup that is not there is no error |
 //! | `POST /backups/verify` | [`VerifyBackup`] | lines of `Step` of [`VerifiedBackup`] |
 //!
@@ -286,6 +286,20 @@ pub struct LookForBackups {
     pub host: Option<HostId>,
 }
 
+/// Asks a volume server for the backups at a target. An older one ignores all but the target, and answers with all that each has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListBackups {
+    /// The target.
+    #[serde(flatten)]
+    pub at: BackupTarget,
+    /// Only the one of this name, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only: Option<BackupName>,
+    /// Without the `cloud_init` of VMs, which may be long.
+    #[serde(default)]
+    pub is_short: bool,
+}
+
 /// A backup that was found at a target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FoundBackup {
@@ -444,6 +458,19 @@ pub struct VerifiedBackup {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn older_volume_servers_and_controllers_read_what_is_asked_of_a_target() {
+        let at = BackupTarget { address: "s3://b".to_owned(), endpoint: None };
+        let only = Some(BackupName::new("data-1").expect("a name"));
+        let ask = ListBackups { at: at.clone(), only, is_short: true };
+        let json = serde_json::to_value(&ask).expect("JSON");
+        assert_eq!(serde_json::from_value::<BackupTarget>(json.clone()).expect("a target"), at);
+        assert_eq!(serde_json::from_value::<ListBackups>(json).expect("what is asked"), ask);
+        let json = serde_json::to_value(&at).expect("JSON");
+        let all = ListBackups { at, only: None, is_short: false };
+        assert_eq!(serde_json::from_value::<ListBackups>(json).expect("what is asked"), all);
+    }
 
     #[test]
     fn a_target_is_an_absolute_path_or_an_s3_store() {

@@ -312,10 +312,13 @@ fn a_page_without_trouble_says_so_and_each_kind_of_trouble_says_what_to_do() {
         ..TaskStatus::default()
     }]);
     let late = BackupSchedule { last_success_ms: Some(0), ..a_schedule("late", "", "") };
+    let ahead_ms = Some(NOW_MS + 86_400_000);
+    let ahead = BackupSchedule { last_success_ms: ahead_ms, ..a_schedule("ahead", "", "") };
     all.schedules = Some(vec![
         a_schedule("docs", "the target is full", ""),
         a_schedule("gone", "", "volume gone was deleted"),
         late,
+        ahead,
         a_schedule("well", "", ""),
     ]);
     all.rentals = Some(vec![a_rental()]);
@@ -339,6 +342,8 @@ fn a_page_without_trouble_says_so_and_each_kind_of_trouble_says_what_to_do() {
         "the backups of volume docs to /srv/backups are behind",
         "the target is full",
         "the backups of volume late to /srv/backups are behind",
+        "the backups of volume ahead to /srv/backups are behind",
+        "a clock was ahead",
         "the schedule gone of backups has ended",
         "rental r1 does not come forward",
         "job a-0001 failed",

@@ -214,7 +214,11 @@ fn of_schedule(schedule: &BackupSchedule, now_ms: u64) -> Option<Trouble> {
     let late_ms = schedule.every_s.saturating_mul(1000 * INTERVALS_LATE);
     let newest_ms = schedule.last_success_ms.unwrap_or(schedule.made_ms);
     let why = match (schedule.ended.as_str(), schedule.problem.as_str()) {
-        ("", "") if now_ms.saturating_sub(newest_ms) <= late_ms => return None,
+        ("", "") if newest_ms.abs_diff(now_ms) <= late_ms => return None,
+        ("", "") if newest_ms > now_ms => {
+            "its newest complete backup is of a time that is still to come: a clock was ahead"
+                .to_owned()
+        }
         ("", "") => match schedule.last_success_ms {
             Some(at_ms) => format!("its newest complete backup was taken {}", ago(at_ms, now_ms)),
             None => "no backup is complete yet".to_owned(),

@@ -13,6 +13,7 @@ use super::persistent_vms::{new_vm, web};
 use super::{Lab, data_volume, wait_for};
 use crate::clock::now_ms;
 use crate::records::declared;
+use crate::storage::backups::BackupRecord;
 use crate::storage::backups::schedules::{self, ScheduleRecord, TURN, schedule_key};
 use crate::storage::{backups, images, volumes};
 use crate::vms::{self, from_backup};
@@ -84,10 +85,11 @@ impl Lab {
 #[tokio::test]
 async fn a_schedule_keeps_what_it_is_told_and_a_target_that_fails_loses_nothing() {
     let lab = Lab::up().await;
+    lab.cloud.inside().backups.taken_ms = Some(DAY_MS);
     schedules::set(&lab.cluster, ask("2d")).await.expect("a schedule");
     wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
     let first = lab.has().await;
-    let day = |number: u64, hour: u64| (30_000 + number) * DAY_MS + hour * DAY_MS / 24;
+    let day = |number: u64, hour: u64| (20_000 + number) * DAY_MS + hour * DAY_MS / 24;
     lab.backs_up_at(day(0, 1)).await;
     let second = lab.backs_up_at(day(0, 2)).await;
     assert_eq!(lab.has().await, [first[0], day(0, 2)], "the newest of each of two days");
@@ -112,6 +114,50 @@ async fn a_schedule_keeps_what_it_is_told_and_a_target_that_fails_loses_nothing(
     assert_eq!(lab.has().await, [day(0, 3), day(1, 0)]);
     lab.backs_up_at(day(0, 1)).await;
     assert_eq!(lab.has().await, [day(0, 1), day(0, 3), day(1, 0)]);
+}
+
+#[tokio::test]
+async fn backups_of_a_clock_that_was_days_ahead_take_the_place_of_no_others() {
+    let lab = Lab::up().await;
+    let (old, ahead) = (20_000 * DAY_MS, now_ms() + 40 * DAY_MS);
+    lab.cloud.inside().backups.taken_ms = Some(old);
+    schedules::set(&lab.cluster, ask("2d")).await.expect("a schedule");
+    wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
+    for taken_ms in [ahead, ahead + DAY_MS, ahead + 2 * DAY_MS, old + DAY_MS, old + 2 * DAY_MS] {
+        lab.backs_up_at(taken_ms).await;
+    }
+    let kept = [old + DAY_MS, old + 2 * DAY_MS, ahead, ahead + DAY_MS, ahead + 2 * DAY_MS];
+    assert_eq!(lab.has().await, kept);
+}
+
+#[tokio::test]
+async fn a_schedule_whose_clock_was_ahead_begins_its_next_backup_at_once() {
+    let lab = Lab::up().await;
+    schedules::set(&lab.cluster, ask("2d")).await.expect("a schedule");
+    wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
+    lab.is_due(now_ms() + 40 * DAY_MS).await;
+    wait_for("the second backup", async || {
+        let is_planned = lab.schedule().await.next_ms < Some(now_ms() + DAY_MS);
+        (is_planned && lab.backups().await.len() == 2).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_backup_in_an_s3_store_is_deleted_by_another_host_if_its_own_is_away() {
+    let lab = Lab::up().await;
+    let to = BackupTarget { address: "s3://bucket".to_owned(), endpoint: None };
+    let new = NewBackup { volume: Some(data_volume()), vm: None, to, whole: false };
+    let begun = backups::create(&lab.cluster, new).await.expect("a backup");
+    let done = lab.ended(&begun).await;
+    assert_eq!((done.state, done.host.as_ref()), (BackupState::Completed, Some(&lab.cloud.id)));
+    lab.cloud.inside().down = true;
+    wait_for("the host to be away", async || {
+        volumes::reachable(&lab.cluster, &lab.cloud.id).is_err().then_some(())
+    })
+    .await;
+    backups::delete(&lab.cluster, &done.name, false).await.expect("it is deleted");
+    wait_for("it to be gone", async || lab.backups().await.is_empty().then_some(())).await;
 }
 
 #[tokio::test]
@@ -227,6 +273,9 @@ async fn a_vm_is_backed_up_with_its_disks_of_one_moment_and_restored_beside_itse
     let done = lab.ended(&begun).await;
     let is = (done.state, done.parts.len(), done.size_bytes);
     assert_eq!(is, (BackupState::Completed, 1, Some(2 << 30)), "{done:?}");
+    let key = format!("backups/{}", done.name);
+    let record = lab.cluster.records.read::<BackupRecord>(&key).await.expect("the store");
+    assert!(record.expect("its record").vm.is_none(), "what may be secret is at the target only");
     let sealed: Vec<_> = [&lab.home, &lab.cloud]
         .iter()
         .flat_map(|host| host.inside().backups.sealed.clone())
@@ -251,6 +300,24 @@ async fn a_vm_is_backed_up_with_its_disks_of_one_moment_and_restored_beside_itse
     backups::restore(&lab.cluster, &done.parts[0], alone).await.expect("a volume");
     let part = backups::delete(&lab.cluster, &done.parts[0], false).await.expect_err("a part");
     assert_eq!(part.kind, ProblemKind::Conflict);
+    let reading = backups::begin_reading(&done.parts[0]);
+    let read = backups::delete(&lab.cluster, &done.name, false).await.expect_err("it is read");
+    assert_eq!(read.kind, ProblemKind::Conflict);
+    drop(reading);
+    // It stays listed until all of it is gone.
+    for host in [&lab.home, &lab.cloud] {
+        host.inside().backups.stays = Some(done.parts[0].clone());
+    }
+    backups::delete(&lab.cluster, &done.name, false).await.expect("it is being deleted");
+    let failed = wait_for("the part to stay", async || {
+        let known = backups::get(&lab.cluster, &done.name).await.expect("the backup");
+        (known.state == BackupState::Failed).then_some(known)
+    })
+    .await;
+    assert!(failed.problem.contains("its directory is damaged"), "{failed:?}");
+    for host in [&lab.home, &lab.cloud] {
+        host.inside().backups.stays = None;
+    }
     backups::delete(&lab.cluster, &done.name, false).await.expect("it is deleted");
     wait_for("all of it to be gone", async || {
         (lab.backups().await.is_empty() && lab.at_target() == 0).then_some(())

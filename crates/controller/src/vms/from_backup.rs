@@ -7,10 +7,11 @@ use perigee_model::backup::{FoundBackup, RestoreBackup, RestoreVmBackup, VmBacku
 use perigee_model::job::{Start, Vm};
 use perigee_model::persistent_vm::{NewVm, NewVmVolume};
 use perigee_model::volume::Snapshot;
-use perigee_model::{BackupName, ImageName, Problem, VolumeName};
+use perigee_model::{BackupName, ImageName, Problem, ProblemKind, VolumeName};
 
 use super::persistent;
 use crate::cluster::Cluster;
+use crate::records::{ImageRecord, image_key};
 use crate::storage::{backups, images, volumes};
 
 /// Makes the VM, which does not run.
@@ -26,6 +27,8 @@ pub async fn restore(
 ) -> Result<Vm, Problem> {
     let what = format!("can't restore backup {backup} as VM {}", ask.vm);
     let place = (ask.from.clone(), ask.host.clone());
+    // The root disk comes last, and takes the others with it when it is deleted.
+    let _reading = backups::begin_reading(backup);
     let (found, ..) = backups::find(cluster, &what, backup, place).await?;
     let FoundBackup { vm: Some(of_vm), size_bytes, .. } = found else {
         let why = "it is not of a VM, or only of one of its disks";
@@ -50,6 +53,14 @@ pub async fn restore(
     made
 }
 
+/// Makes a thing that is no answer to the request: a key that the request has is the VM's.
+async fn without_key<T: Send + 'static>(
+    making: impl Future<Output = Result<T, Problem>> + Send + 'static,
+) -> Result<T, Problem> {
+    let made = tokio::spawn(making).await;
+    made.map_err(|error| Problem::internal("can't restore a disk of a VM", error))?
+}
+
 /// What was made so far.
 struct Making<'a> {
     cluster: &'a Arc<Cluster>,
@@ -69,7 +80,8 @@ impl Making<'_> {
         let (host, from) = (self.ask.host.clone(), self.ask.from.clone());
         // Of the root disk an image is made, which takes all bytes.
         let ask = RestoreBackup { volume: volume.clone(), host, from, whole: true };
-        backups::restore(self.cluster, of, ask).await?;
+        let (cluster, of) = (Arc::clone(self.cluster), of.clone());
+        without_key(async move { backups::restore(&cluster, &of, ask).await }).await?;
         self.volumes.push(volume.clone());
         Ok(volume)
     }
@@ -89,8 +101,19 @@ impl Making<'_> {
         }
         let restored = self.volume(root, "restored").await?;
         let image: ImageName = self.named("restored")?;
-        images::snapshot(self.cluster, &restored, &Snapshot { image: image.clone() }).await?;
-        self.image = Some(image.clone());
+        let (cluster, of) = (Arc::clone(self.cluster), restored.clone());
+        let ask = Snapshot { image: image.clone() };
+        let what = format!("can't snapshot volume {restored} as {image}");
+        if cluster.records.read::<ImageRecord>(&image_key(&image)).await?.is_some() {
+            let why = "there is an image with this name";
+            return Err(Problem::conflict(what, why).next("choose another name for the VM"));
+        }
+        let made = without_key(async move { images::snapshot(&cluster, &of, &ask).await }).await;
+        // If the answer was lost, there may be an image. After a conflict, the one that is there is somebody else's.
+        if !made.as_ref().is_err_and(|problem| problem.kind == ProblemKind::Conflict) {
+            self.image = Some(image.clone());
+        }
+        made?;
         volumes::delete(self.cluster, &restored).await?;
         self.volumes.retain(|volume| *volume != restored);
         Ok(NewVm {
@@ -114,6 +137,7 @@ impl Making<'_> {
         }
         if let Some(image) = &self.image
             && let Err(problem) = images::delete(self.cluster, image).await
+            && problem.kind != ProblemKind::NotFound
         {
             tracing::warn!(%problem, "image {image} of a restore that has failed stays");
         }

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use perigee_model::backup::{FoundBackup, RestoreVolume, VerifiedBackup, VerifyBackup};
+use perigee_model::backup::{
+    FoundBackup, ListBackups, RestoreVolume, VerifiedBackup, VerifyBackup, VmBackup,
+};
+use perigee_model::persistent_vm::CloudInit;
 use perigee_model::volume::{BLOCK_BYTES, VolumeInfo};
 use perigee_model::{BackupName, LayerId, LeaveSite, Problem, ProblemKind, VolumeName};
 use perigee_store::{IncomingVolume, NewIncoming, Pool, Work, io_problem};
@@ -180,16 +183,27 @@ impl Reading<'_> {
     }
 }
 
-/// The backups at a target. One that can't be read says why.
+/// The backups at a target, or the one that is named. One that can't be read says why.
 ///
 /// # Errors
 /// `Unavailable` if the target is away.
-pub async fn list(target: &Target) -> Result<Vec<FoundBackup>, Problem> {
+pub async fn list(ask: &ListBackups) -> Result<Vec<FoundBackup>, Problem> {
+    let target = &Target::new(&ask.at)?;
     target.look().await?;
     let (work, mut found) = (Arc::default(), Vec::new());
     let reading = Reading { target, work: &work };
-    for name in target.names(MANIFESTS).await? {
-        let Ok(name) = BackupName::new(name) else { continue };
+    let mut names: Vec<BackupName> = Vec::new();
+    match &ask.only {
+        Some(name) => names.push(name.clone()),
+        None => names.extend(
+            target
+                .names(MANIFESTS)
+                .await?
+                .into_iter()
+                .filter_map(|name| BackupName::new(name).ok()),
+        ),
+    }
+    for name in names {
         found.push(match reading.manifest(&name).await {
             Ok(manifest) => FoundBackup {
                 data_bytes: manifest.data_bytes(),
@@ -197,10 +211,11 @@ pub async fn list(target: &Target) -> Result<Vec<FoundBackup>, Problem> {
                 taken_ms: manifest.taken_ms,
                 size_bytes: manifest.size_bytes,
                 problem: String::new(),
-                vm: manifest.vm,
+                vm: manifest.vm.map(|of_vm| if ask.is_short { short(of_vm) } else { of_vm }),
                 name,
             },
             Err(problem) if problem.kind == ProblemKind::Unavailable => return Err(problem),
+            Err(problem) if problem.kind == ProblemKind::NotFound => continue,
             Err(problem) => {
                 let (volume, vm, problem) = (None, None, problem.why);
                 FoundBackup { name, volume, taken_ms: 0, size_bytes: 0, data_bytes: 0, problem, vm }
@@ -209,6 +224,11 @@ pub async fn list(target: &Target) -> Result<Vec<FoundBackup>, Problem> {
     }
     found.sort_by(|a, b| (a.taken_ms, &a.name).cmp(&(b.taken_ms, &b.name)));
     Ok(found)
+}
+
+fn short(mut of_vm: Box<VmBackup>) -> Box<VmBackup> {
+    of_vm.vm.cloud_init = CloudInit::default();
+    of_vm
 }
 
 /// Reads all of a backup, and names what is missing or damaged.

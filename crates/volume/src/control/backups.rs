@@ -7,14 +7,13 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::{get, post};
 use perigee_http::{Failure, Json, Reply};
-use perigee_model::VolumeName;
 use perigee_model::backup::{
-    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, RestoringLayer, SealForBackup,
-    SealedForBackup, ShipBackup, VerifyBackup,
+    BackupTarget, DeleteBackup, FoundBackup, ListBackups, RestoreVolume, RestoringLayer,
+    SealForBackup, SealedForBackup, ShipBackup, VerifyBackup,
 };
+use perigee_model::{Problem, VolumeName};
 
 use super::{Control, Named, Shared, long};
-use crate::backups::target::Target;
 use crate::backups::{delete, restore, seal, ship};
 
 /// The routes for backups.
@@ -43,7 +42,13 @@ async fn seal_disks(
     State(control): Shared,
     Json(ask): Json<SealForBackup>,
 ) -> Reply<Vec<SealedForBackup>> {
-    Ok(Json(seal(&control.pool, &ask).await?))
+    // In a task of its own: a client that leaves stops it nowhere in the middle.
+    let pool = Arc::clone(&control.pool);
+    let sealing = tokio::spawn(async move { seal(&pool, &ask).await });
+    let sealed = sealing
+        .await
+        .map_err(|error| Problem::internal("can't seal the disks of a VM for a backup", error))?;
+    Ok(Json(sealed?))
 }
 
 async fn end(
@@ -67,8 +72,8 @@ async fn restoring(State(control): Shared) -> Reply<Vec<RestoringLayer>> {
     Ok(Json(control.pool.restoring().await?))
 }
 
-async fn list(Json(at): Json<BackupTarget>) -> Reply<Vec<FoundBackup>> {
-    Ok(Json(restore::list(&Target::new(&at)?).await?))
+async fn list(Json(ask): Json<ListBackups>) -> Reply<Vec<FoundBackup>> {
+    Ok(Json(restore::list(&ask).await?))
 }
 
 async fn verify(Json(ask): Json<VerifyBackup>) -> Result<Response, Failure> {

@@ -8,10 +8,10 @@ use perigee_model::backup::{
     Backup, BackupProgress, BackupState, DeleteBackup, ShipBackup, ShippedBackup,
 };
 use perigee_model::volume::Progress;
-use perigee_model::{BackupName, HostId, Problem, ProblemKind};
+use perigee_model::{BackupName, HostId, Problem, ProblemKind, VolumeName};
 use tokio::sync::Mutex;
 
-use super::{BACKUPS_PREFIX, BackupRecord, backup_key, list, reader, restoring, vm};
+use super::{BACKUPS_PREFIX, BackupRecord, backup_key, is_same_place, list, reader, restoring, vm};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::records::Owned;
@@ -46,10 +46,10 @@ pub async fn drive(cluster: Arc<Cluster>, name: BackupName) -> Result<(), Proble
                 Err(problem) => problem,
             },
             BackupState::Deleting => match run.delete().await {
-                Ok(()) => {
-                    vm::delete_parts(&cluster, run.view()).await?;
-                    return cluster.records.remove(&backup_key(&name)).await;
-                }
+                Ok(()) => match run.delete_parts().await? {
+                    Ok(()) => return cluster.records.remove(&backup_key(&name)).await,
+                    Err(problem) => problem,
+                },
                 Err(problem) => problem,
             },
         };
@@ -149,9 +149,12 @@ impl Run<'_> {
     /// what is to be deleted waits for that.
     async fn begin_asking(&mut self, home: &HostId) -> Result<(), Problem> {
         let _looking = LOOKING.lock().await;
-        let view = self.view().clone();
+        let mut view = self.view().clone();
+        view.host = Some(home.clone());
         let is_deleted = |one: &BackupRecord| {
-            one.view.state == BackupState::Deleting && one.view.at.address == view.at.address
+            one.view.state == BackupState::Deleting
+                && one.view.host.is_some()
+                && is_same_place(&one.view, &view)
         };
         if !self.record.value.asks && self.all().await?.iter().any(is_deleted) {
             let what = format!("can't back up volume {}", view.volume);
@@ -180,7 +183,7 @@ impl Run<'_> {
             return Ok(());
         }
         let what = format!("can't delete backup {}", view.name);
-        let ships = |one: &BackupRecord| one.asks && one.view.at.address == view.at.address;
+        let ships = |one: &BackupRecord| one.asks && is_same_place(&one.view, &view);
         let looking = LOOKING.lock().await;
         if let Some(other) = self.all().await?.iter().find(|one| ships(one)) {
             let why = format!("backup {} is being shipped to the same target", other.view.name);
@@ -191,10 +194,25 @@ impl Run<'_> {
             let why = format!("a volume of host {host} still gets bytes from it");
             return Err(Problem::unavailable(what, why));
         }
-        let host = reader(self.cluster, &view.at, view.host.as_ref()).await?;
+        let shipper = view.host.as_ref();
+        // Any host reaches an S3 store.
+        let shipper = shipper
+            .filter(|host| !view.at.is_s3() || volumes::reachable(self.cluster, host).is_ok());
+        let host = reader(self.cluster, &view.at, shipper).await?;
         let ask = DeleteBackup { backup: view.name, at: view.at };
         host.volume.post_long::<()>("/v1/backups/delete", &ask, |_: Progress| {}).await?;
         self.let_go().await
+    }
+
+    /// Has the parts deleted, and waits until they are gone. Nothing of this one is at the target any more, so nobody waits for it meanwhile.
+    async fn delete_parts(&mut self) -> Result<Result<(), Problem>, Problem> {
+        if self.view().parts.is_empty() {
+            return Ok(Ok(()));
+        }
+        if self.view().host.take().is_some() {
+            self.record.save().await?;
+        }
+        vm::delete_parts(self.cluster, &self.record.value.view).await
     }
 
     /// Whether the target has had a backup, so that it is not a directory over which a disk should be mounted.
@@ -228,6 +246,8 @@ impl Run<'_> {
         view.progress = None;
         view.problem.clear();
         self.record.value.asks = false;
+        // The target has it now. It may have secrets.
+        self.record.value.vm = None;
         self.record.save().await
     }
 
@@ -239,34 +259,48 @@ impl Run<'_> {
         view.progress = None;
         view.problem = in_words(problem);
         self.record.value.asks = false;
+        let of_vm = self.record.value.vm.take();
         self.record.save().await?;
-        self.let_go().await
+        self.let_go().await?;
+        // The other disks were sealed too. A part that has begun ends that by itself.
+        for part in of_vm.into_iter().flat_map(|of_vm| of_vm.has.parts) {
+            let key = backup_key(&part.backup);
+            if self.cluster.records.read::<BackupRecord>(&key).await?.is_none() {
+                self.let_go_of(&part.volume, None).await?;
+            }
+        }
+        Ok(())
     }
 
-    /// The volume's home keeps nothing for this backup any more. One that is away keeps that until the next backup to the same target.
     async fn let_go(&mut self) -> Result<(), Problem> {
-        let view = self.view().clone();
+        let Backup { volume, host, .. } = self.view().clone();
+        self.let_go_of(&volume, host).await
+    }
+
+    /// The volume's home, which was asked to ship it, keeps nothing for this backup any more. One that is away keeps that until the next backup to the same target.
+    async fn let_go_of(&self, volume: &VolumeName, host: Option<HostId>) -> Result<(), Problem> {
+        let view = self.record.value.view.clone();
         let other = |one: &BackupRecord| {
-            let view = &one.view;
-            let own = &self.record.value.view;
-            let is_same = view.volume == own.volume
-                && view.at.address == own.at.address
-                && view.vm.is_some() == own.vm.is_some();
-            is_same && view.state == BackupState::Shipping
+            let is_same_target = one.view.at.address == view.at.address
+                && one.view.vm.is_some() == view.vm.is_some();
+            // The one of which this is a part waits for this one.
+            let is_root = view.part_of.as_ref() == Some(&one.view.name);
+            let mut parts = one.vm.iter().flat_map(|of_vm| &of_vm.has.parts);
+            let has_sealed = parts.any(|part| part.volume == *volume) && !is_root;
+            let is_same = is_same_target && (one.view.volume == *volume || has_sealed);
+            is_same && one.view.state == BackupState::Shipping
         };
         if self.all().await?.iter().any(other) {
             return Ok(());
         }
         // A VM's disk was sealed before its home was asked to ship it.
-        let host = match view.host.clone() {
-            None if view.vm.is_some() => {
-                volumes::settled_home(self.cluster, &view.volume).await.ok()
-            }
+        let host = match host {
+            None if view.vm.is_some() => volumes::settled_home(self.cluster, volume).await.ok(),
             asked => asked,
         };
         let Some(host) = host else { return Ok(()) };
         let Ok(host) = volumes::reachable(self.cluster, &host) else { return Ok(()) };
-        let path = format!("/v1/volumes/{}/backup/end", view.volume);
+        let path = format!("/v1/volumes/{volume}/backup/end");
         let at = if view.vm.is_some() { view.at.of_vms() } else { view.at };
         if let Err(problem) = host.volume_slow.post::<()>(&path, &at).await {
             tracing::warn!(%problem, "the layers of backup {} are kept at its home", view.name);

@@ -24,8 +24,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use perigee_model::backup::{
-    Backup, BackupOf, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups,
-    NewBackup, VerifiedBackup, VerifyBackup,
+    Backup, BackupOf, BackupState, BackupTarget, CheckBackup, FoundBackup, ListBackups,
+    LookForBackups, NewBackup, VerifiedBackup, VerifyBackup,
 };
 use perigee_model::limits::BACKUPS;
 use perigee_model::persistent_vm::CloudInit;
@@ -40,6 +40,7 @@ use crate::records::{VolumeRecord, volume_key};
 use crate::storage::volumes;
 
 pub use driver::drive;
+pub use reading::begin as begin_reading;
 pub use restore::{find, restore};
 pub use restoring::{all as restoring, check_whole, drive as drive_restore};
 pub use rounds::run;
@@ -178,6 +179,11 @@ fn new_backup(name: BackupName, volume: VolumeName, at: BackupTarget, begun_ms: 
     }
 }
 
+/// Whether both have their bytes at the same place. Directories of two hosts are two places, also if they have the same path.
+fn is_same_place(one: &Backup, other: &Backup) -> bool {
+    one.at.address == other.at.address && (one.at.is_s3() || one.host == other.host)
+}
+
 /// All backups that the controller knows.
 ///
 /// # Errors
@@ -220,7 +226,7 @@ pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Resul
     let refused = |why: String, next: &str| {
         Err(Problem::conflict(format!("can't delete backup {name}"), why).next(next))
     };
-    if reading::is_read(name) {
+    if std::iter::once(name).chain(&view.parts).any(reading::is_read) {
         return refused("it is being restored or verified".to_owned(), "wait until that is over");
     }
     if let Some(root) = &view.part_of
@@ -262,9 +268,10 @@ pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Resul
 pub async fn look(cluster: &Cluster, ask: &LookForBackups) -> Result<Vec<FoundBackup>, Problem> {
     ask.at.check()?;
     let host = reader(cluster, &ask.at, ask.host.as_ref()).await?;
-    let mut all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &ask.at).await?;
+    let ask = ListBackups { at: ask.at.clone(), only: None, is_short: true };
+    let mut all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &ask).await?;
     for of_vm in all.iter_mut().filter_map(|found| found.vm.as_mut()) {
-        // It may have secrets.
+        // It may have secrets, and a volume server of an older version leaves nothing out.
         of_vm.vm.cloud_init = CloudInit::default();
     }
     Ok(all)
@@ -282,6 +289,8 @@ pub async fn verify(
     let known: Option<BackupRecord> = cluster.records.read(&backup_key(name)).await?;
     let parts = known.map(|record| record.view.parts).unwrap_or_default();
     let mut all = VerifiedBackup { read_bytes: 0, problems: Vec::new() };
+    // All of it, also what comes last.
+    let _reading = reading::begin(name);
     for name in std::iter::once(name).chain(&parts) {
         let (at, host) = place(cluster, name, ask.at.clone(), ask.host.clone()).await?;
         let _reading = reading::begin(name);
@@ -327,5 +336,25 @@ async fn reader(
             Err(Problem::invalid(what, "it is a directory, and no host is named")
                 .next("name the host that has it: --host"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_of_two_hosts_are_two_places_and_an_s3_store_is_one() {
+        let at = |address: &str, host: &str| {
+            let name = BackupName::new("data-1").expect("a name");
+            let at = BackupTarget { address: address.to_owned(), endpoint: None };
+            let host = HostId::new(host).expect("a name");
+            let volume = VolumeName::new("data").expect("a name");
+            Backup { host: Some(host), ..new_backup(name, volume, at, 1) }
+        };
+        let is_same = |address| is_same_place(&at(address, "home1"), &at(address, "home2"));
+        assert!(is_same("s3://bucket") && !is_same("/srv"));
+        assert!(is_same_place(&at("/srv", "home1"), &at("/srv", "home1")));
+        assert!(!is_same_place(&at("/srv", "home1"), &at("/mnt", "home1")));
     }
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use perigee_model::backup::{BackupTarget, FoundBackup, RestoreBackup, RestoreVolume, Restoring};
+use perigee_model::backup::{
+    BackupTarget, FoundBackup, ListBackups, RestoreBackup, RestoreVolume, Restoring,
+};
 use perigee_model::job::ClusterVolume;
 use perigee_model::volume::{Progress, VolumeInfo};
 use perigee_model::{BackupName, HostId, LayerId, LeaveSite, Problem, TenantName};
@@ -80,7 +82,8 @@ pub async fn find(
 ) -> Result<(FoundBackup, BackupTarget, Arc<HostLink>), Problem> {
     let (at, host) = place(cluster, name, from, host).await?;
     let host = reader(cluster, &at, host.as_ref()).await?;
-    let all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &at).await?;
+    let ask = ListBackups { at: at.clone(), only: Some(name.clone()), is_short: false };
+    let all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &ask).await?;
     let Some(found) = all.into_iter().find(|found| found.name == *name) else {
         let why = format!("{} has no backup with this name", at.address);
         return Err(Problem::not_found(what, why)

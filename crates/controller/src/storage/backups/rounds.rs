@@ -7,16 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::backup::{BackupOf, BackupState};
-use perigee_model::backup_schedule::{BackupFailure, kept, next_after};
-use perigee_model::{BackupName, Problem, ProblemKind};
+use perigee_model::backup_schedule::{BackupFailure, BackupSchedule, kept, next_after};
+use perigee_model::{BackupName, HostId, Problem, ProblemKind};
 
 use super::schedules::{SCHEDULES, ScheduleRecord, TURN, records, schedule_key};
-use super::{BACKUPS_PREFIX, BackupRecord, Begin, backup_key, begin, delete, reading, vm};
+use super::{
+    BACKUPS_PREFIX, BackupRecord, Begin, backup_key, begin, delete, is_same_place, reading, vm,
+};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::tasks::Task;
 use crate::records::{VolumeRecord, volume_key};
 use crate::storage::moves::in_words;
+use crate::storage::volumes;
 
 /// A schedule whose backup has failed begins the next one after so long, if none is due before.
 const AGAIN: Duration = Duration::from_secs(3600);
@@ -24,6 +27,8 @@ const AGAIN: Duration = Duration::from_secs(3600);
 const PRUNE_LATER_MAX: Duration = Duration::from_secs(6 * 3600);
 /// So many backups that have failed stay listed while no later one is complete.
 const FAILED_MAX: usize = 10;
+/// A deletion that has failed is not tried again for so long. While it is tried, nobody begins to ship to the same target.
+const DELETE_AGAIN: Duration = Duration::from_secs(24 * 3600);
 
 /// The task.
 pub async fn run(cluster: Arc<Cluster>, task: Task) {
@@ -43,14 +48,21 @@ async fn look_at_all(cluster: &Arc<Cluster>) -> Result<String, Problem> {
     for record in all.iter().filter(|record| needs_a_look(record, now_ms)) {
         let key = schedule_key(&record.view.name);
         // One schedule with trouble keeps no other one from its backups.
-        trouble = trouble.and(look_at(&mut known, &key, now_ms).await);
+        trouble = trouble.and(look_at(&mut known, &key).await);
     }
     trouble.map(|()| format!("looked at {} schedules of backups", all.len()))
 }
 
 fn needs_a_look(record: &ScheduleRecord, now_ms: u64) -> bool {
-    let is_due = record.view.next_ms.is_some_and(|due_ms| due_ms <= now_ms);
+    let is_due = due_ms(&record.view, now_ms).is_some();
     is_due || record.view.under_way.is_some() || record.prune_since_ms.is_some()
+}
+
+/// Since when a backup is due; `None`: none is. One that is more than an interval away is due now: the clock was ahead when that was written.
+fn due_ms(view: &BackupSchedule, now_ms: u64) -> Option<u64> {
+    let soon_ms = now_ms.saturating_add(view.every_s.saturating_mul(1000));
+    let is_due = |due_ms: &u64| *due_ms <= now_ms || *due_ms > soon_ms;
+    view.next_ms.filter(is_due).map(|due_ms| due_ms.min(now_ms))
 }
 
 /// The records of all backups, read at most once for a look at all schedules.
@@ -68,8 +80,10 @@ impl Known<'_> {
     }
 }
 
-async fn look_at(known: &mut Known<'_>, key: &str, now_ms: u64) -> Result<(), Problem> {
+async fn look_at(known: &mut Known<'_>, key: &str) -> Result<(), Problem> {
     let _turn = TURN.lock().await;
+    // Nobody else has written what comes next after this moment.
+    let now_ms = now_ms();
     let cluster = known.cluster;
     let Some(mut record) = cluster.records.own::<ScheduleRecord>(key).await? else { return Ok(()) };
     let before = record.value.clone();
@@ -132,8 +146,7 @@ impl Look<'_, '_> {
 
     fn failed(&mut self, why: String) {
         let view = &mut self.record.view;
-        let again_ms = u64::try_from(AGAIN.as_millis()).unwrap_or(u64::MAX);
-        let again_ms = self.now_ms.saturating_add(again_ms);
+        let again_ms = self.now_ms.saturating_add(millis(AGAIN));
         view.next_ms = view.next_ms.map(|next_ms| next_ms.min(again_ms));
         view.last_failure = Some(BackupFailure { at_ms: self.now_ms, why: why.clone() });
         view.problem = why;
@@ -142,7 +155,7 @@ impl Look<'_, '_> {
     /// Begins a backup if one is due and none is under way.
     async fn begin_due(&mut self) -> Result<(), Problem> {
         let view = &self.record.view;
-        let due_ms = view.next_ms.filter(|due_ms| *due_ms <= self.now_ms);
+        let due_ms = due_ms(view, self.now_ms);
         let (Some(due_ms), None) = (due_ms, &view.under_way) else { return Ok(()) };
         let Some(of) = self.of().await? else {
             self.record.end_without_its_thing();
@@ -206,12 +219,19 @@ impl Look<'_, '_> {
     async fn prune(&mut self) -> Result<(), Problem> {
         let Some(since_ms) = self.record.prune_since_ms else { return Ok(()) };
         let own = self.own().await?;
-        let not_kept = self.not_kept(&own);
-        let address = &self.record.view.to.address;
-        let mut others = self.known.all().await?.iter();
-        let is_shipped_to = others.any(|one| one.asks && one.view.at.address == *address);
-        let late_ms = u128::from(self.now_ms.saturating_sub(since_ms));
-        if !not_kept.is_empty() && is_shipped_to && late_ms < PRUNE_LATER_MAX.as_millis() {
+        let mut not_kept = self.not_kept(&own);
+        let all = self.known.all().await?;
+        // What a host that is away has in a directory is deleted after a later backup.
+        not_kept.retain(|backup| !is_away(self.cluster, all, backup));
+        let is_shipped_to = |backup: &&BackupRecord| {
+            all.iter().any(|one| one.asks && is_same_place(&one.view, &backup.view))
+        };
+        // A time that is still to come was written when the clock was ahead.
+        let is_late = self
+            .now_ms
+            .checked_sub(since_ms)
+            .is_none_or(|late_ms| late_ms >= millis(PRUNE_LATER_MAX));
+        if not_kept.iter().any(is_shipped_to) && !is_late {
             return Ok(());
         }
         for backup in not_kept {
@@ -224,19 +244,24 @@ impl Look<'_, '_> {
         Ok(())
     }
 
-    /// Those that are complete and not kept, those whose deletion has failed, and those that have failed before the newest complete one.
+    /// Those that are complete and not kept, those whose deletion has failed some time ago, and those that have failed before the newest complete one.
     fn not_kept<'b>(&self, own: &'b [BackupRecord]) -> Vec<&'b BackupRecord> {
         let complete = |backup: &&BackupRecord| backup.view.state == BackupState::Completed;
         let taken = own.iter().filter(complete).filter_map(|backup| backup.view.taken_ms);
-        let kept = kept(taken, &self.record.view.keep);
+        // Backups of a clock that was ahead take no place of others, and are kept until their time has come.
+        let is_to_come = |taken_ms: u64| taken_ms > self.now_ms;
+        let kept = kept(taken.filter(|at| !is_to_come(*at)), &self.record.view.keep);
         let newest: Option<&BackupName> = self.record.newest.as_ref();
         let newest_ms = own.iter().find(|one| Some(&one.view.name) == newest);
         let newest_ms = newest_ms.map_or(0, |newest| newest.view.begun_ms);
         let is_kept = |backup: &BackupRecord| match backup.view.state {
             BackupState::Shipping | BackupState::Deleting => true,
-            BackupState::Completed => backup.view.taken_ms.is_none_or(|at| kept.contains(&at)),
+            BackupState::Completed => {
+                backup.view.taken_ms.is_none_or(|at| is_to_come(at) || kept.contains(&at))
+            }
             // What such a one has shipped is used by the next one.
-            BackupState::Failed => has_failed(backup) && backup.view.begun_ms >= newest_ms,
+            BackupState::Failed if has_failed(backup) => backup.view.begun_ms >= newest_ms,
+            BackupState::Failed => has_just_ended(backup, self.now_ms),
         };
         let goes = |backup: &&BackupRecord| {
             let name = &backup.view.name;
@@ -249,4 +274,57 @@ impl Look<'_, '_> {
 /// Whether it was given up before it was complete. One whose deletion has failed was complete.
 fn has_failed(backup: &BackupRecord) -> bool {
     backup.view.state == BackupState::Failed && backup.view.taken_ms.is_none()
+}
+
+/// Whether its deletion has failed not long ago.
+fn has_just_ended(backup: &BackupRecord, now_ms: u64) -> bool {
+    let ago_ms = backup.view.ended_ms.and_then(|ended_ms| now_ms.checked_sub(ended_ms));
+    ago_ms.is_some_and(|ago_ms| ago_ms < millis(DELETE_AGAIN))
+}
+
+/// Whether a host that is away has it, or one of its parts, in a directory.
+fn is_away(cluster: &Cluster, all: &[BackupRecord], backup: &BackupRecord) -> bool {
+    let view = &backup.view;
+    let is_of_it =
+        |one: &&BackupRecord| one.view.name == view.name || view.parts.contains(&one.view.name);
+    let is_silent = |host: &HostId| {
+        let reached = volumes::reachable(cluster, host);
+        reached.is_err_and(|problem| problem.kind == ProblemKind::Unavailable)
+    };
+    let mut hosts = all.iter().filter(is_of_it).filter_map(|one| one.view.host.as_ref());
+    !view.at.is_s3() && hosts.any(is_silent)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::backup::BackupTarget;
+
+    use super::*;
+
+    #[test]
+    fn a_backup_is_due_if_the_clock_was_ahead_when_the_next_one_was_planned() {
+        let at = |next_ms| BackupSchedule {
+            name: "data".parse().expect("a name"),
+            volume: None,
+            vm: None,
+            to: BackupTarget { address: "/srv".to_owned(), endpoint: None },
+            every_s: 60,
+            keep: Vec::new(),
+            made_ms: 0,
+            next_ms,
+            under_way: None,
+            last_success_ms: None,
+            last_failure: None,
+            kept: 0,
+            ended: String::new(),
+            problem: String::new(),
+        };
+        let due = |next_ms| due_ms(&at(next_ms), 100_000);
+        assert_eq!((due(None), due(Some(100_001)), due(Some(160_000))), (None, None, None));
+        assert_eq!((due(Some(70_000)), due(Some(160_001))), (Some(70_000), Some(100_000)));
+    }
 }

@@ -128,13 +128,17 @@ async fn seal(
     for volume in volumes {
         at.entry(volumes::settled_home(cluster, &volume).await?).or_default().push(volume);
     }
-    let mut sealed = BTreeMap::new();
+    let mut asked = Vec::new();
+    // Nothing is sealed while a home is away.
     for (home, volumes) in at {
-        let host = volumes::reachable(cluster, &home)?;
+        asked.push((volumes::reachable(cluster, &home)?, volumes));
+    }
+    let mut sealed = BTreeMap::new();
+    for (host, volumes) in asked {
         let ask = SealForBackup { volumes, to: to.clone(), now_ms: now_ms() };
         let layers: Vec<SealedForBackup> = host.volume_slow.post("/v1/backups/seal", &ask).await?;
         if layers.len() != ask.volumes.len() {
-            let why = format!("{home} has not said what it has sealed of each disk");
+            let why = format!("{} has not said what it has sealed of each disk", host.id);
             return Err(Problem::internal("can't seal the disks of a VM", why));
         }
         sealed.extend(ask.volumes.into_iter().zip(layers));
@@ -197,17 +201,41 @@ pub async fn part_that_is_shipped(
     Ok(None)
 }
 
-/// The backup of the root disk is deleted at the target: the parts follow.
-pub async fn delete_parts(cluster: &Cluster, root: &Backup) -> Result<(), Problem> {
+/// The backup of the root disk is deleted at the target: the parts follow. Waits until they are gone. The driver of each gives up by itself, so this ends.
+///
+/// # Errors
+/// When the store fails. Within: `Conflict` if a part can't be deleted.
+pub async fn delete_parts(
+    cluster: &Cluster,
+    root: &Backup,
+) -> Result<Result<(), Problem>, Problem> {
     for part in &root.parts {
         let Some(mut record) = cluster.records.own::<BackupRecord>(&backup_key(part)).await? else {
             continue;
         };
+        if record.value.view.state == BackupState::Deleting {
+            continue;
+        }
         record.value.view.state = BackupState::Deleting;
         record.save().await?;
         cluster.drive_backup(part);
     }
-    Ok(())
+    for part in &root.parts {
+        loop {
+            let record: Option<BackupRecord> = cluster.records.read(&backup_key(part)).await?;
+            match record.map(|record| record.view) {
+                None => break,
+                Some(view) if view.state == BackupState::Deleting => {}
+                Some(view) => {
+                    let what = format!("can't delete backup {}", root.name);
+                    let why = format!("its part {part} stays: {}", view.problem);
+                    return Ok(Err(Problem::conflict(what, why)));
+                }
+            }
+            tokio::time::sleep(cluster.timing.poll).await;
+        }
+    }
+    Ok(Ok(()))
 }
 
 /// The figures of a root disk's backup with those of its parts.

@@ -34,6 +34,8 @@ pub struct Backups {
     pub refuses: Option<Problem>,
     /// The moment of the next backup; `None`: as the controller says.
     pub taken_ms: Option<u64>,
+    /// This one can't be deleted.
+    pub stays: Option<BackupName>,
 }
 
 pub fn routes() -> Router<Arc<Mutex<Inside>>> {
@@ -84,6 +86,10 @@ async fn delete(State(inside): Shared, Json(ask): Json<DeleteBackup>) -> String 
         return step(&Step::<()>::Failed(problem));
     }
     restores.deleted.push(ask.backup.clone());
+    if backups.stays.as_ref() == Some(&ask.backup) {
+        let damaged = Problem::conflict("can't delete a backup", "its directory is damaged");
+        return step(&Step::<()>::Failed(damaged));
+    }
     backups.at.entry(ask.at.address).or_default().remove(&ask.backup);
     step(&Step::Done(()))
 }
