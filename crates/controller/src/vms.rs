@@ -360,6 +360,7 @@ pub async fn attach_console(
     peer: Peer,
     request: Request,
 ) -> Result<Response, Problem> {
+    host_of(cluster, vm).await?;
     let asked = websocket::asked(request)?;
     Ok(carry(cluster, open_console(cluster, vm).await?, (token, peer), asked))
 }
@@ -383,6 +384,7 @@ pub async fn view_screen(
     (token, peer): (Option<UsedToken>, Peer),
     request: Request,
 ) -> Result<Response, Problem> {
+    host_of(cluster, vm).await?;
     let asked = websocket::asked(request)?;
     Ok(carry(cluster, open_screen(cluster, vm).await?, (token, peer), asked))
 }

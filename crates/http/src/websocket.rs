@@ -41,6 +41,8 @@ pub(crate) const PROTOCOL: &str = "websocket";
 pub(crate) const VERSION: &str = "13";
 /// What noVNC and websockify call a WebSocket whose messages are bytes.
 const BINARY: &str = "binary";
+/// Who offers this too hears of a refusal by it: a browser takes no answer without a subprotocol that was offered.
+const REFUSED: &str = "perigee-refused";
 
 /// The longest message that is taken, in one frame or in several.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
@@ -200,6 +202,7 @@ pub struct Asked {
     place: Option<Arc<ConnectionPlace>>,
     accept: HeaderValue,
     is_binary: bool,
+    hears_refusals: bool,
 }
 
 /// A WebSocket that begins when its answer was sent.
@@ -221,8 +224,15 @@ pub fn asked(mut request: Request) -> Result<Asked, Problem> {
     let accept = derive_accept_key(key.as_bytes());
     let accept = HeaderValue::try_from(accept).map_err(|e| Problem::internal("answer", e))?;
     let is_binary = has_token(request.headers(), &SEC_WEBSOCKET_PROTOCOL, BINARY);
+    let hears_refusals = has_token(request.headers(), &SEC_WEBSOCKET_PROTOCOL, REFUSED);
     let place = request.extensions().get::<Arc<ConnectionPlace>>().cloned();
-    Ok(Asked { upgrade: hyper::upgrade::on(&mut request), place, accept, is_binary })
+    Ok(Asked {
+        upgrade: hyper::upgrade::on(&mut request),
+        place,
+        accept,
+        is_binary,
+        hears_refusals,
+    })
 }
 
 /// The key of a request that is one for a WebSocket (RFC 6455, 4.2.1).
@@ -266,9 +276,14 @@ impl Asked {
 
 impl Asked {
     /// Answers, and says why nothing is carried, as a WebSocket that ends at once: a browser keeps any other answer from the page that has
-    /// asked. The page gets no subprotocol, so that it knows. With `is_final` it need not ask again.
+    /// asked. Its subprotocol is `perigee-refused`, if that was offered. With `is_final` it need not be asked for again.
     pub fn refuse(self, is_final: bool, why: String) -> Response {
-        let (answer, opening) = Self { is_binary: false, ..self }.answer();
+        let hears = self.hears_refusals;
+        let (mut answer, opening) = self.answer();
+        if hears {
+            let refused = HeaderValue::from_static(REFUSED);
+            answer.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, refused);
+        }
         let code = if is_final { CloseCode::Unsupported } else { CloseCode::Again };
         tokio::spawn(async move {
             let Ok(client) = opening.upgrade.await else { return };

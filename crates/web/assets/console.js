@@ -12,7 +12,8 @@ const PAUSE_MS_MAX = 60000;
 const TRIES_MAX = 10;
 const STABLE_MS = 5000;
 const ANSWER_MS = 30000;
-const PROTOCOL = "binary";
+// The second one is that of a WebSocket that only says why there is none.
+const PROTOCOLS = ["binary", "perigee-refused"];
 // The controller takes messages of 64 KiB.
 const PIECE = 16384;
 // As RFC 6455 and the controller have them.
@@ -138,12 +139,11 @@ const connect = () => {
   again.hidden = true;
   const address = new URL(place.dataset.socket, location.href);
   address.protocol = address.protocol.replace("http", "ws");
-  const socket = new WebSocket(address, PROTOCOL);
+  const socket = new WebSocket(address, PROTOCOLS);
   socket.binaryType = "arraybuffer";
   let opened = 0;
   socket.addEventListener("open", () => {
-    // Who is refused gets no protocol, and then the reason.
-    if (socket.protocol !== PROTOCOL) return;
+    if (socket.protocol !== PROTOCOLS[0]) return;
     opened = performance.now();
     machine.attach(socket);
     enter.hidden = false;

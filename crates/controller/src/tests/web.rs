@@ -470,7 +470,7 @@ fn attribute<'a>(page: &'a str, name: &str) -> &'a str {
 async fn handshake(site: &Site, path: &str, cookie: &str, origin: &str) -> (String, TcpStream) {
     let request = format!(
         "GET {path} HTTP/1.1\r\nhost: {}\r\ncookie: {cookie}\r\norigin: {origin}\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
-         sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-protocol: binary\r\n\r\n",
+         sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-protocol: binary, perigee-refused\r\n\r\n",
         site.address
     );
     let mut stream = TcpStream::connect(&site.address).await.expect("a connection");
@@ -533,7 +533,10 @@ async fn a_page_is_told_why_it_gets_no_console() {
     lab.home.inside().down = true;
     let (cookie, own) = (site.cookie("acme/amy").await, site.origin());
     let (head, mut stream) = handshake(&site, "/vms/q-0001/vnc", &cookie, &own).await;
-    assert!(head.starts_with("http/1.1 101") && !head.contains("protocol: binary"), "{head}");
+    assert!(
+        head.starts_with("http/1.1 101") && head.contains("protocol: perigee-refused"),
+        "{head}"
+    );
     let mut came = [0; 4];
     let read = tokio::time::timeout(PATIENCE, stream.read_exact(&mut came)).await;
     read.expect("in time").expect("the end");

@@ -111,8 +111,10 @@ async fn may_open(
         let why = format!("{} may not ask for this", caller.who);
         return Err(Problem::forbidden(format!("can't answer GET {path}"), why));
     }
-    let full: Full<VmId> = Ask::new(cluster, caller).full(vm).await?;
-    Ok(full.0)
+    let Full(id): Full<VmId> = Ask::new(cluster, caller).full(vm).await?;
+    // What does not exist answers as everywhere, and not as a WebSocket.
+    vms::get(cluster, &id).await?;
+    Ok(id)
 }
 
 async fn carry(
