@@ -88,11 +88,25 @@ class Backups(Operations):
             request_key=request_key,
         )
 
-    def restore_vm(self, backup: str, body: types.RestoreVmBackup) -> types.Vm:
+    def restore_vm(
+        self,
+        backup: str,
+        body: types.RestoreVmBackup,
+        *,
+        request_key: Optional[str] = None,
+    ) -> types.Vm:
         """Makes a new VM of a backup of one, with new disks, which does not run. The answer
         comes when it is there.
+
+        A lost answer is asked for again, with the same key: one thing is made.
         """
-        return self._client._ask("POST", f"/v1/backups/{_part(backup)}/restore-vm", body=body)
+        return self._client._ask(
+            "POST",
+            f"/v1/backups/{_part(backup)}/restore-vm",
+            body=body,
+            creates=True,
+            request_key=request_key,
+        )
 
     def verify(self, backup: str, body: types.CheckBackup) -> types.VerifiedBackup:
         """Reads all of a backup, and says what is missing or damaged. Without a target in the

@@ -1236,6 +1236,9 @@ class JobVolume(TypedDict):
     access: Access
     # Where the job finds it.
     mount: str
+    # Which VMs of a job with several ones have it, by their ranks; empty: all of them. A volume
+    # that is written is in one VM.
+    ranks: NotRequired[List[int]]
     # The volume's name in the cluster. A job names each volume once.
     volume: VolumeName
 
@@ -2614,6 +2617,22 @@ RestoreVmBackup = TypedDict(
     },
 )
 
+
+
+class Restoring(TypedDict):
+    """A volume can be used, and bytes of it are still to come from a backup."""
+
+    # The backup. It can't be deleted meanwhile.
+    backup: BackupName
+    # All bytes have come, except those that are damaged at the target. Reads of these give I/O
+    # errors.
+    is_damaged: bool
+    # What is still to come.
+    missing_bytes: int
+    # Why nothing comes now; else empty.
+    problem: str
+    # What had to come.
+    total_bytes: int
 
 # What a user may do.
 Role = Literal["member", "operator", "admin"]
