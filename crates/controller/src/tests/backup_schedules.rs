@@ -133,7 +133,8 @@ async fn backups_of_a_clock_that_was_days_ahead_take_the_place_of_no_others() {
 #[tokio::test]
 async fn a_schedule_whose_clock_was_ahead_begins_its_next_backup_at_once() {
     let lab = Lab::up().await;
-    schedules::set(&lab.cluster, ask("2d")).await.expect("a schedule");
+    let all = NewBackupSchedule { keep: Vec::new(), ..ask("2d") };
+    schedules::set(&lab.cluster, all).await.expect("a schedule");
     wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
     lab.is_due(now_ms() + 40 * DAY_MS).await;
     wait_for("the second backup", async || {
@@ -144,27 +145,11 @@ async fn a_schedule_whose_clock_was_ahead_begins_its_next_backup_at_once() {
 }
 
 #[tokio::test]
-async fn a_backup_in_an_s3_store_is_deleted_by_another_host_if_its_own_is_away() {
-    let lab = Lab::up().await;
-    let to = BackupTarget { address: "s3://bucket".to_owned(), endpoint: None };
-    let new = NewBackup { volume: Some(data_volume()), vm: None, to, whole: false };
-    let begun = backups::create(&lab.cluster, new).await.expect("a backup");
-    let done = lab.ended(&begun).await;
-    assert_eq!((done.state, done.host.as_ref()), (BackupState::Completed, Some(&lab.cloud.id)));
-    lab.cloud.inside().down = true;
-    wait_for("the host to be away", async || {
-        volumes::reachable(&lab.cluster, &lab.cloud.id).is_err().then_some(())
-    })
-    .await;
-    backups::delete(&lab.cluster, &done.name, false).await.expect("it is deleted");
-    wait_for("it to be gone", async || lab.backups().await.is_empty().then_some(())).await;
-}
-
-#[tokio::test]
 async fn a_schedule_begins_no_second_backup_and_one_for_all_that_it_missed() {
     let mut lab = Lab::up().await;
     lab.cloud.inside().backups.hangs = true;
-    schedules::set(&lab.cluster, ask("2d")).await.expect("a schedule");
+    let all = NewBackupSchedule { keep: Vec::new(), ..ask("2d") };
+    schedules::set(&lab.cluster, all).await.expect("a schedule");
     wait_for("the first backup", async || lab.schedule().await.under_way.map(drop)).await;
     lab.is_due(1).await;
     let asked = lab.cloud.inside().backups.asked;
