@@ -101,7 +101,7 @@ mod tests {
         let end = append(&path, length, &samples(&[3]), false).expect("appended");
         let whole = fs::read(&path).expect("the file");
         assert_eq!(whole.len() as u64, end);
-        for at in (length as usize)..whole.len() {
+        for at in usize::try_from(length).expect("some bytes")..whole.len() {
             let mut zeros = whole[..at].to_vec();
             zeros.resize(whole.len(), 0);
             for (torn, is_whole) in [(&whole[..at], at as u64 == length), (&zeros[..], false)] {
