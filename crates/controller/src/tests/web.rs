@@ -530,6 +530,9 @@ async fn a_page_is_told_why_it_gets_no_console() {
     let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
     let job: Job = amy.post("/v1/jobs", &asked).await.expect("a job");
     lab.wait_for_vm(&lab.home, &vm_of(&job.id)).await;
+    // The controller has heard of the VM before its host is silent.
+    let shown = async || amy.get::<perigee_model::job::Vm>("/v1/vms/q-0001").await.ok();
+    wait_for("the VM to be shown", shown).await;
     lab.home.inside().down = true;
     let (cookie, own) = (site.cookie("acme/amy").await, site.origin());
     let (head, mut stream) = handshake(&site, "/vms/q-0001/vnc", &cookie, &own).await;
