@@ -241,7 +241,8 @@ fn one_volume_or_mount_cannot_be_named_twice() {
 fn a_volume_that_is_written_is_in_one_vm_of_a_job_with_several_ones() {
     let many = |volume: &str| format!("count: 2\nvolumes: [{{volume: a{volume}}}]\n");
     assert!(parse(&format!("{SMALLEST}{}", many(", ranks: [1]")), "a.yaml").is_ok());
-    assert!(parse(&format!("{SMALLEST}{}", many(", access: read, ranks: [0, 1]")), "-").is_ok());
+    let read_by_both = many(", access: read, ranks: [0, 1]");
+    assert!(parse(&format!("{SMALLEST}{read_by_both}"), "a.yaml").is_ok());
     for (volume, why) in [
         ("", "several VMs can't write volume a"),
         (", ranks: [0, 1]", "several VMs can't write volume a"),
