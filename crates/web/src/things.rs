@@ -65,25 +65,23 @@ pub fn vm(vm: &Vm, moves: &[Migration], samples: &[Sample], now_ms: u64) -> Page
 pub fn console(id: &VmId) -> Page {
     let (socket, library) = (format!("/vms/{id}/console/attach"), document::terminal_path());
     let label = format!("The console of VM {id}");
-    machine(
-        id,
-        ("Console", "perigee vm console"),
-        Machine { kind: "console", label, socket, library },
-    )
+    let command = format!("perigee vm console {id}");
+    machine(id, ("Console", command), Machine { kind: "console", label, socket, library })
 }
 
 /// The page of a VM's screen.
 pub fn screen(id: &VmId) -> Page {
     let (socket, library) = (format!("/vms/{id}/vnc"), document::viewer_path());
     let label = format!("The screen of VM {id}");
-    machine(id, ("Screen", "perigee vm vnc"), Machine { kind: "screen", label, socket, library })
+    let command = format!("perigee vm vnc {id}");
+    machine(id, ("Screen", command), Machine { kind: "screen", label, socket, library })
 }
 
-fn machine(id: &VmId, (heading, command): (&str, &str), machine: Machine) -> Page {
+fn machine(id: &VmId, (heading, command): (&str, String), machine: Machine) -> Page {
     let section =
         Section::new("of-machine", heading, "").linked(format!("VM {id}"), format!("/vms/{id}"));
     let section = Section { machine: Some(machine), ..section };
-    Page::new(format!("{heading} of VM {id}"), format!("{command} {id}"), vec![section])
+    Page::new(format!("{heading} of VM {id}"), command, vec![section])
 }
 
 fn vm_figures(vm: &Vm) -> Section {
