@@ -275,8 +275,12 @@ pub fn unknown(vm: &VmId) -> Problem {
 
 /// The host of a VM that is at one.
 pub(crate) async fn host_of(cluster: &Cluster, vm: &VmId) -> Result<HostId, Problem> {
-    let found = get(cluster, vm).await?;
-    found.host.ok_or_else(|| {
+    host_in(&get(cluster, vm).await?)
+}
+
+fn host_in(found: &Vm) -> Result<HostId, Problem> {
+    let vm = &found.id;
+    found.host.clone().ok_or_else(|| {
         Problem::conflict(format!("VM {vm}"), "it does not run")
             .next(format!("`perigee vm start {vm}` starts it"))
     })
@@ -360,18 +364,24 @@ pub async fn attach_console(
     peer: Peer,
     request: Request,
 ) -> Result<Response, Problem> {
-    host_of(cluster, vm).await?;
+    let found = get(cluster, vm).await?;
+    host_in(&found)?;
     let asked = websocket::asked(request)?;
-    Ok(carry(cluster, open_console(cluster, vm).await?, (token, peer), asked))
+    Ok(carry(cluster, open(cluster, &found, CONSOLE).await?, (token, peer), asked))
 }
 
-/// Opens a VM's serial console at its host.
+/// What stands after a VM's path where its serial console is.
+pub const CONSOLE: &str = "console/attach";
+/// The same of its screen.
+pub const SCREEN: &str = "vnc";
+
+/// Opens a VM's [`CONSOLE`] or [`SCREEN`] at its host.
 ///
 /// # Errors
-/// As [`attach_console`].
-pub async fn open_console(cluster: &Cluster, vm: &VmId) -> Result<Tunnel, Problem> {
-    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
-    host.agent.tunnel(&format!("/v1/vms/{vm}/console/attach")).await
+/// As [`attach_console`] and [`view_screen`].
+pub async fn open(cluster: &Cluster, found: &Vm, end: &str) -> Result<Tunnel, Problem> {
+    let host = volumes::reachable(cluster, &host_in(found)?)?;
+    host.agent.tunnel(&format!("/v1/vms/{}/{end}", found.id)).await
 }
 
 /// Carries bytes between a VNC viewer and a VM's screen, as [`attach_console`] does.
@@ -384,18 +394,10 @@ pub async fn view_screen(
     (token, peer): (Option<UsedToken>, Peer),
     request: Request,
 ) -> Result<Response, Problem> {
-    host_of(cluster, vm).await?;
+    let found = get(cluster, vm).await?;
+    host_in(&found)?;
     let asked = websocket::asked(request)?;
-    Ok(carry(cluster, open_screen(cluster, vm).await?, (token, peer), asked))
-}
-
-/// Opens a VM's screen at its host.
-///
-/// # Errors
-/// As [`view_screen`].
-pub async fn open_screen(cluster: &Cluster, vm: &VmId) -> Result<Tunnel, Problem> {
-    let host = volumes::reachable(cluster, &host_of(cluster, vm).await?)?;
-    host.agent.tunnel(&format!("/v1/vms/{vm}/vnc")).await
+    Ok(carry(cluster, open(cluster, &found, SCREEN).await?, (token, peer), asked))
 }
 
 /// Carries bytes between a client and port 22 of a guest, as [`attach_console`] does. A VM's host reaches a card in a user network, and the
@@ -477,10 +479,12 @@ pub async fn certificate_ends(cluster: &Cluster, peer: Peer) {
     }
 }
 
-/// Returns when the token is no longer good; never if there is none.
+/// Returns when the token is no longer good, or its user has got another role; never if there is none.
 async fn token_ends(cluster: &Cluster, token: Option<UsedToken>) {
     let Some(token) = token else { return std::future::pending().await };
-    while cluster.accounts.by_token_id(&token.id).is_some() {
+    let role = || cluster.accounts.by_token_id(&token.id).map(|user| user.role);
+    let at_first = role();
+    while at_first.is_some() && role() == at_first {
         tokio::time::sleep(cluster.timing.monitor).await;
     }
 }

@@ -286,7 +286,9 @@ impl Asked {
         }
         let code = if is_final { CloseCode::Unsupported } else { CloseCode::Again };
         tokio::spawn(async move {
-            let Ok(client) = opening.upgrade.await else { return };
+            // It counts as a connection until it has ended.
+            let Opening { upgrade, _place } = opening;
+            let Ok(client) = upgrade.await else { return };
             let client = WebSocket::new(TokioIo::new(client), Role::Server).await;
             client.leave(code, why[..why.floor_char_boundary(REASON_BYTES_MAX)].to_owned()).await;
         });

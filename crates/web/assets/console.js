@@ -20,6 +20,9 @@ const PIECE = 16384;
 const POLICY = 1008;
 const UNSUPPORTED = 1003;
 
+// What a guest prints leads nowhere.
+const NO_LINKS = { activate: () => {} };
+
 const say = (text) => {
   if (said.textContent !== text) said.textContent = text;
 };
@@ -52,7 +55,7 @@ const withoutInlineStyles = () => {
 const aConsole = ({ Terminal }) => {
   const theme = () => ({ background: colour("--panel"), foreground: colour("--text"), cursor: colour("--link"), selectionBackground: colour("--allocated") });
   withoutInlineStyles();
-  const terminal = new Terminal({ cols: 80, rows: 24, fontSize: 14, minimumContrastRatio: 4.5, scrollback: 5000, screenReaderMode: true, theme: theme() });
+  const terminal = new Terminal({ cols: 80, rows: 24, fontSize: 14, minimumContrastRatio: 4.5, scrollback: 5000, screenReaderMode: true, theme: theme(), linkHandler: NO_LINKS });
   terminal.open(place);
   colours.addEventListener("change", () => (terminal.options.theme = theme()));
   let socket = null;
@@ -100,7 +103,7 @@ let isDue = false;
 const later = () => {
   tries += 1;
   again.hidden = false;
-  if (tries >= TRIES_MAX) return false;
+  if (tries > TRIES_MAX) return false;
   timer = setTimeout(connect, Math.min(PAUSE_MS * 2 ** (tries - 1), PAUSE_MS_MAX));
   return true;
 };
@@ -125,6 +128,7 @@ const closed = async (event, isAttached) => {
   }
   const why = event.reason ? `${event.reason}.` : await askWhy();
   if (event.code === UNSUPPORTED) {
+    again.hidden = false;
     say(why);
     return;
   }

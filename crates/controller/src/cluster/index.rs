@@ -34,8 +34,8 @@ use crate::records::{
 /// Predictions that are older are not shown.
 const END_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// So many of the last jobs that have failed are kept in memory.
-const FAILED_MAX: usize = 500;
+/// So many of a tenant's last jobs that have failed are kept in memory.
+const FAILED_MAX: usize = 100;
 
 /// How many of the last completed migrations the planner learns from: of one tenant's VMs, if others' have moved too, and of all.
 const PAST_MOVES_OF_TENANT_MAX: usize = 10;
@@ -329,7 +329,7 @@ impl Index {
         }
     }
 
-    /// The last jobs that have failed, at most [`FAILED_MAX`].
+    /// The last jobs that have failed, of each tenant at most [`FAILED_MAX`].
     pub fn failed(&self) -> Vec<Arc<JobRecord>> {
         self.lock().failed.values().cloned().collect()
     }
@@ -580,9 +580,11 @@ impl Inner {
             return;
         }
         self.failed.insert(record.job.id.clone(), Arc::new(record.clone()));
-        if self.failed.len() > FAILED_MAX {
-            let oldest = self.failed.values().min_by_key(|record| record.job.ended_ms);
-            let oldest = oldest.map(|record| record.job.id.clone());
+        // A tenant whose jobs fail again and again pushes out its own, and nobody else's.
+        let tenant = tenant_of(record.job.id.as_str());
+        let own = || self.failed.values().filter(|one| tenant_of(one.job.id.as_str()) == tenant);
+        if own().count() > FAILED_MAX {
+            let oldest = own().min_by_key(|one| one.job.ended_ms).map(|one| one.job.id.clone());
             oldest.and_then(|id| self.failed.remove(&id));
         }
     }

@@ -8,6 +8,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::Method;
 use axum::response::Response;
 use perigee_http::{Failure, Json, Peer, Tunnel, websocket};
+use perigee_model::job::Vm;
 use perigee_model::{Problem, ProblemKind, VmId};
 use perigee_web::parts::{Log, LoggedLine, Page};
 use perigee_web::words;
@@ -79,9 +80,7 @@ pub async fn attach_console(
     Path(vm): Path<String>,
     request: Request,
 ) -> Result<Response, Failure> {
-    let path = format!("/v1/vms/{vm}/console/attach");
-    let meant = may_open(&web.cluster, &caller, &vm, &path).await?;
-    carry(&web.cluster, (caller, peer), request, vms::open_console(&web.cluster, &meant)).await
+    attach(&web.cluster, (caller, peer), &vm, request, vms::CONSOLE).await
 }
 
 /// The WebSocket of a VM's screen.
@@ -95,9 +94,18 @@ pub async fn view_screen(
     Path(vm): Path<String>,
     request: Request,
 ) -> Result<Response, Failure> {
-    let path = format!("/v1/vms/{vm}/vnc");
-    let meant = may_open(&web.cluster, &caller, &vm, &path).await?;
-    carry(&web.cluster, (caller, peer), request, vms::open_screen(&web.cluster, &meant)).await
+    attach(&web.cluster, (caller, peer), &vm, request, vms::SCREEN).await
+}
+
+async fn attach(
+    cluster: &Arc<Cluster>,
+    (caller, peer): (Caller, Peer),
+    vm: &str,
+    request: Request,
+    end: &str,
+) -> Result<Response, Failure> {
+    let found = may_open(cluster, &caller, vm, &format!("/v1/vms/{vm}/{end}")).await?;
+    carry(cluster, (caller, peer), request, vms::open(cluster, &found, end)).await
 }
 
 /// The VM that the caller means, if the API opens this path to the caller.
@@ -106,15 +114,14 @@ async fn may_open(
     caller: &Caller,
     vm: &str,
     path: &str,
-) -> Result<VmId, Problem> {
+) -> Result<Vm, Problem> {
     if !ask::may(caller, &Method::GET, path) {
         let why = format!("{} may not ask for this", caller.who);
         return Err(Problem::forbidden(format!("can't answer GET {path}"), why));
     }
     let Full(id): Full<VmId> = Ask::new(cluster, caller).full(vm).await?;
     // What does not exist answers as everywhere, and not as a WebSocket.
-    vms::get(cluster, &id).await?;
-    Ok(id)
+    vms::get(cluster, &id).await
 }
 
 async fn carry(
@@ -123,12 +130,13 @@ async fn carry(
     request: Request,
     opened: impl Future<Output = Result<Tunnel, Problem>> + Send,
 ) -> Result<Response, Failure> {
-    use ProblemKind::{Forbidden, Invalid, NotFound, Unsupported};
+    // A VM that starts may not be at its host yet.
+    use ProblemKind::{Forbidden, Invalid, Unsupported};
     let asked = websocket::asked(request)?;
     Ok(match opened.await {
         Ok(tunnel) => vms::carry(cluster, tunnel, (caller.token, peer), asked),
         Err(problem) => {
-            let is_final = matches!(problem.kind, Unsupported | NotFound | Forbidden | Invalid);
+            let is_final = matches!(problem.kind, Unsupported | Forbidden | Invalid);
             asked.refuse(is_final, format!("{}: {}", problem.what, problem.why))
         }
     })
