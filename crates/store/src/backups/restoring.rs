@@ -18,6 +18,7 @@ use crate::disk::blocks::BlockStates;
 use crate::layers::remote::RemoteParent;
 use crate::pool::Pool;
 use crate::volume::io_problem;
+use crate::work::Work;
 
 impl Pool {
     /// Makes a volume over a new layer that gets its bytes from a backup from now on.
@@ -65,6 +66,8 @@ impl Pool {
         remote: RemoteParent,
         states: &BlockStates,
     ) -> Result<(), Problem> {
+        // All of it comes by itself, and the other volumes of the pool need space too.
+        self.check_room(what, states.remote_bytes(), &Work::gentle())?;
         self.make_own_files(row.id, row.size_bytes, states).map_err(|error| {
             self.remove_layers(&[row.id]);
             io_problem(what, &error.into())

@@ -56,6 +56,8 @@ const READERS_FIRST: RangeInclusive<Duration> =
 const NOWHERE: u64 = u64::MAX;
 /// The limit for fetches that are answered but not yet written. More would only use memory.
 const UNWRITTEN_MAX: usize = 64;
+/// From so many places of a source what came together is kept at once.
+const BESIDE_MAX: usize = 4;
 
 /// The fetches that readers wait for, over all copies of a pool. The background lets them go first.
 #[derive(Default)]
@@ -228,8 +230,12 @@ impl LayerCopy {
     fn keep_beside(self: &Arc<Self>, offset: u64) {
         let beside = self.remote.beside(offset);
         let Some(first) = beside.first().map(|range| range.start) else { return };
-        if !lock(&self.kept_beside).insert(first) {
-            return;
+        {
+            let mut kept = lock(&self.kept_beside);
+            // The others come with the rest: the source has only few pieces at hand.
+            if kept.len() >= BESIDE_MAX || !kept.insert(first) {
+                return;
+            }
         }
         let copy = Arc::clone(self);
         tokio::spawn(async move {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use futures_util::{StreamExt as _, stream};
 use perigee_model::volume::BLOCK_BYTES;
-use perigee_model::{LayerId, Problem, ProblemKind};
+use perigee_model::{LayerId, Problem};
 
 use super::format::{LayerIndex, Manifest, Run};
 use super::restore::Reading;
@@ -156,12 +156,12 @@ async fn head(
 ) -> Result<Option<Vec<Run>>, Problem> {
     match reading.head(index, number).await {
         Ok(runs) => Ok(Some(runs.into_iter().map(|(run, _)| run).collect())),
-        Err(problem) if problem.kind == ProblemKind::Conflict => {
+        // A head that can't be read is one piece's trouble, if the target is there.
+        Err(problem) => {
             reading.target.look().await?;
             tracing::error!(%problem, "the blocks of a piece can't be restored");
             Ok(None)
         }
-        Err(problem) => Err(problem),
     }
 }
 

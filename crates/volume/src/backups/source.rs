@@ -8,7 +8,7 @@
 //! | is away, or refuses | waits as long as for another host that is away, and then fails |
 //! | has lost or changed the piece | fails at once, and the piece is asked for again only after a while |
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -16,13 +16,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, Shared};
 use perigee_block::device::{Device, Extent, IoError, Zeroing};
 use perigee_block::locking::lock;
 use perigee_model::backup::BackupTarget;
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{BackupName, LayerId, Problem, ProblemKind};
 use perigee_store::{Connector, Work};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::format::{LayerIndex, PlacedRuns, layer_prefix};
@@ -30,8 +31,10 @@ use super::plan::Plan;
 use super::restore::Reading;
 use super::target::Target;
 
-/// So many pieces are in memory, of all backups together.
+/// So many pieces are in memory, of all backups together, beside those that are being fetched.
 const PIECES_MAX: usize = 8;
+/// So many pieces are fetched at once, of all backups together.
+static FETCHES: Semaphore = Semaphore::const_new(PIECES_MAX);
 /// For so long a piece that is damaged is not asked for again.
 const DAMAGED_KEPT: Duration = Duration::from_secs(20);
 /// The pause before a target that is away is asked again.
@@ -66,13 +69,36 @@ pub fn connector(of_hosts: Connector) -> Connector {
     let patience = of_hosts.patience;
     let connect = move |address: String, export: String| match BackupTarget::of_source(&address) {
         None => (of_hosts.connect)(address, export),
-        Some(from) => async move {
-            let source = BackupSource::open(&from, &export, patience).await?;
-            Ok(Arc::new(source) as Arc<dyn Device>)
-        }
-        .boxed(),
+        Some(from) => open(from, address, export, patience).boxed(),
     };
     Connector { patience, connect: Arc::new(connect) }
+}
+
+type Opening = Shared<BoxFuture<'static, Result<Arc<dyn Device>, Problem>>>;
+
+/// What is being opened, by the address and the backup's name.
+static OPENING: Mutex<BTreeMap<(String, String), Opening>> = Mutex::new(BTreeMap::new());
+
+/// Opens a backup. What was begun goes on when its reader has gone: to read what a large backup has takes longer than a reader waits.
+async fn open(
+    from: BackupTarget,
+    address: String,
+    backup: String,
+    patience: Duration,
+) -> Result<Arc<dyn Device>, Problem> {
+    let key = (address, backup.clone());
+    let begin = || {
+        let opening = tokio::spawn(async move {
+            let source = BackupSource::open(&from, &backup, patience).await?;
+            Ok(Arc::new(source) as Arc<dyn Device>)
+        });
+        let gone = |error| Err(Problem::internal("can't open a backup", error));
+        opening.map(move |opened| opened.unwrap_or_else(gone)).boxed().shared()
+    };
+    let opening = lock(&OPENING).entry(key.clone()).or_insert_with(begin).clone();
+    let opened = opening.await;
+    lock(&OPENING).remove(&key);
+    opened
 }
 
 struct BackupSource(Arc<Source>);
@@ -165,6 +191,8 @@ impl Source {
     }
 
     async fn fetch(&self, index: &LayerIndex, number: usize) -> Result<ReadPiece, Problem> {
+        let what = || format!("can't read backup {}", self.name);
+        let _turn = FETCHES.acquire().await.map_err(|error| Problem::internal(what(), error))?;
         let reading = Reading { target: &self.target, work: &self.work };
         match reading.piece(index, number).await {
             Ok((bytes, runs)) => Ok(ReadPiece { bytes, runs }),
@@ -203,7 +231,7 @@ impl Drop for Source {
     }
 }
 
-/// The place of a piece. The piece that was asked for longest ago gives its place up.
+/// The place of a piece. Of those that nobody fetches or waits for, the one that was asked for longest ago gives its place up.
 fn slot_of(key: String) -> Arc<Slot> {
     let mut pieces = lock(&PIECES);
     let slot = match pieces.iter().position(|(known, _)| *known == key) {
@@ -211,8 +239,11 @@ fn slot_of(key: String) -> Arc<Slot> {
         None => Arc::default(),
     };
     pieces.push_back((key, Arc::clone(&slot)));
-    if pieces.len() > PIECES_MAX {
-        pieces.pop_front();
+    let is_free = |(_, slot): &(String, Arc<Slot>)| Arc::strong_count(slot) == 1;
+    if pieces.len() > PIECES_MAX
+        && let Some(at) = pieces.iter().position(is_free)
+    {
+        pieces.remove(at);
     }
     slot
 }

@@ -189,6 +189,10 @@ impl Run<'_> {
             let why = format!("backup {} is being shipped to the same target", other.view.name);
             return Err(Problem::unavailable(what, why));
         }
+        if let Some(volume) = restoring::reader_of(self.cluster, &view.name, &view.at).await? {
+            let why = format!("bytes of volume {volume} are still to come from it");
+            return Err(Problem::unavailable(what, why));
+        }
         drop(looking);
         if let Some(host) = restoring::host_that_reads(self.cluster, &view.name, &view.at).await {
             let why = format!("a volume of host {host} still gets bytes from it");
