@@ -98,7 +98,7 @@ pub fn make(state: &Path, to: &Path, with_files: bool) -> Result<Made, Problem> 
 
 /// Has a new name of this file be there after a power cut.
 pub(super) fn sync_directory(of: &Path) -> io::Result<()> {
-    File::open(directory_of(of))?.sync_all()
+    job_files::sync_directory(directory_of(of))
 }
 
 fn directory_of(file: &Path) -> &Path {
@@ -183,9 +183,6 @@ fn copy_store(what: &str, store: &Path, copy: &Path) -> Result<(), Problem> {
     }
 }
 
-/// How the paths of jobs' logs and samples begin.
-const OF_JOBS: &str = "jobs/";
-
 /// A backup that is being written.
 struct Writing {
     tar: tar::Builder<BufWriter<File>>,
@@ -219,7 +216,7 @@ impl Writing {
     }
 
     fn add_file(&mut self, path: &str, file: &File) -> io::Result<()> {
-        let (length, sha256) = if path.starts_with(OF_JOBS) {
+        let (length, sha256) = if path.split('/').next() == Some(JOBS) {
             // What was not recorded of a job's log may be cut off while it is read. Such a file is small.
             let mut bytes = Vec::new();
             Read::read_to_end(&mut &*file, &mut bytes)?;

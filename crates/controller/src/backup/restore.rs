@@ -18,7 +18,7 @@ use rustix::fs::{XattrFlags, fsetxattr, syncfs};
 use super::made::{Hashing, sync_directory};
 use super::{ENTRIES, ENTRIES_SHA256, FORMAT, HEADER, Header, Kind, Listed, PARTS};
 use crate::clock::now_ms;
-use crate::job_files::JOBS;
+use crate::job_files::{JOBS, remove_directory};
 use crate::records::{RESTORED, Records, RestoredRecord};
 use crate::store::SqliteStore;
 use crate::store::directory::{self, STORE};
@@ -81,17 +81,10 @@ struct Part {
 impl Drop for Part {
     fn drop(&mut self) {
         if !self.is_in_place
-            && let Err(error) = remove(&self.dir)
+            && let Err(error) = remove_directory(&self.dir)
         {
             tracing::warn!(path = %self.dir.display(), %error, "can't remove what was unpacked");
         }
-    }
-}
-
-fn remove(dir: &Path) -> io::Result<()> {
-    match std::fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
 
@@ -140,7 +133,7 @@ fn unpack(what: &str, file: &Path, state: &Path) -> Result<Part, Problem> {
         is_in_place: false,
     };
     let make = || -> io::Result<Header> {
-        remove(&part.dir)?;
+        remove_directory(&part.dir)?;
         make_directory(&part.dir)?;
         let mut unpacked = Unpacked::default();
         unpacked.read(opened, &part.dir)?;

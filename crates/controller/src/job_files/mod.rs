@@ -348,11 +348,13 @@ async fn off_thread<T: Send + 'static>(
     }
 }
 
-fn sync_directory(dir: &Path) -> io::Result<()> {
+/// Has the names in a directory be there after a power cut.
+pub fn sync_directory(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-fn remove_directory(dir: &Path) -> io::Result<()> {
+/// Removes a directory and all in it, if there is one.
+pub fn remove_directory(dir: &Path) -> io::Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

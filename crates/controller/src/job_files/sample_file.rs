@@ -9,6 +9,7 @@ use std::path::Path;
 
 use perigee_model::job::Sample;
 
+use super::segments::lines_of;
 use super::sync_directory;
 
 /// What a file of samples has.
@@ -26,11 +27,9 @@ pub fn read(path: &Path) -> io::Result<Option<SampleFile>> {
         text => text?,
     };
     let (mut samples, mut end) = (Vec::new(), 0);
-    for line in text.split_inclusive(|byte| *byte == b'\n') {
-        let sample = line.strip_suffix(b"\n").map(serde_json::from_slice::<Sample>);
-        let Some(Ok(sample)) = sample else { break };
+    for (at, sample) in lines_of::<Sample>(&text, true) {
         samples.push(sample);
-        end += line.len();
+        end = at;
     }
     let length = (end == text.len()).then_some(end as u64);
     Ok(Some(SampleFile { samples, length }))

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use perigee_model::job::LogLine;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::{remove_directory, sync_directory};
 use crate::records::LogKept;
@@ -97,7 +98,8 @@ impl Segments {
             let text = fs::read(&path)?;
             let last_seq = first_seq.saturating_sub(1);
             let mut segment = Segment { first_seq, last_seq, length: 0 };
-            for (end, line) in lines_of(&text, is_last).take_while(|(_, line)| line.seq < end_seq) {
+            let lines = lines_of::<LogLine>(&text, is_last);
+            for (end, line) in lines.take_while(|(_, line)| line.seq < end_seq) {
                 log.count(&line);
                 (segment.last_seq, segment.length) = (line.seq, end as u64);
             }
@@ -237,7 +239,8 @@ pub fn read_after(
             text => text?,
         };
         let (begin, is_last) = (begin_after(&text, after), index + 1 == first_seqs.len());
-        for (_, line) in lines_of(&text[begin..], is_last).filter(|(_, line)| line.seq > after) {
+        let lines = lines_of::<LogLine>(&text[begin..], is_last);
+        for (_, line) in lines.filter(|(_, line)| line.seq > after) {
             if part.lines.len() >= lines_max || bytes >= bytes_max {
                 part.is_cut = true;
                 return Ok(Some(part));
@@ -249,13 +252,16 @@ pub fn read_after(
     Ok(Some(part))
 }
 
-/// The lines of a segment, each with where it ends.
-fn lines_of(text: &[u8], is_last: bool) -> impl Iterator<Item = (usize, LogLine)> {
+/// What stands in the lines of a file, each with where it ends. In the last file that is written, a line that can't be read is the torn end.
+pub fn lines_of<T: DeserializeOwned>(
+    text: &[u8],
+    is_last: bool,
+) -> impl Iterator<Item = (usize, T)> {
     let mut end = 0;
     let lines = text.split_inclusive(|byte| *byte == b'\n').map(move |line| {
         end += line.len();
         let whole = line.strip_suffix(b"\n");
-        (end, whole.and_then(|line| serde_json::from_slice::<LogLine>(line).ok()))
+        (end, whole.and_then(|line| serde_json::from_slice::<T>(line).ok()))
     });
     let lines = lines.take_while(move |(_, line)| line.is_some() || !is_last);
     lines.filter_map(|(end, line)| Some((end, line?)))

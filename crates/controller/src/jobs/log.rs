@@ -270,7 +270,7 @@ fn gap(kept: &LogKept) -> LogLine {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::cluster::{Settings, Timing, Traffic};
 
@@ -325,7 +325,7 @@ mod tests {
     }
 
     /// A controller without tasks, whose store has this format level.
-    async fn controller(level: u32) -> (tempfile::TempDir, Arc<Cluster>) {
+    pub async fn controller(level: u32) -> (tempfile::TempDir, Arc<Cluster>) {
         let dir = tempfile::tempdir().expect("tempdir");
         let (wanted, _) = tokio::sync::mpsc::unbounded_channel();
         let (timing, settings) = (Timing::default(), Settings::default());

@@ -131,7 +131,6 @@ pub fn key(job: &JobId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{Settings, Timing, Traffic};
 
     fn sample(at_ms: u64) -> Sample {
         let host = perigee_model::HostId::new("h").expect("name");
@@ -162,13 +161,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_file_has_the_series_at_any_time_and_an_older_record_goes() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let (wanted, _) = tokio::sync::mpsc::unbounded_channel();
-        let (timing, settings) = (Timing::default(), Settings::default());
-        let opened = Cluster::open(dir.path(), timing, Traffic::Plain, settings, wanted).await;
-        let cluster = opened.expect("opened");
+        let (dir, cluster) = crate::jobs::log::tests::controller(level::JOB_FILES - 1).await;
         let files = cluster.job_files.of(&JobId::new("q-0001").expect("name"), 1);
-        level::raise(&cluster.records, level::JOB_FILES - 1).await.expect("a level");
         let mut samples = none();
         (0..3).for_each(|at_ms| samples.push(sample(at_ms)));
         samples.store(&cluster, &files).await.expect("stored");

@@ -530,8 +530,6 @@ fn reason_of(report: Option<&MigrationReport>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use perigee_model::vm::VmSpec;
-
     use super::*;
 
     #[test]
@@ -555,20 +553,7 @@ mod tests {
     #[test]
     fn a_source_that_is_silent_or_runs_the_guest_again_does_not_hold_it() {
         let name = |text: &str| MigrationId::new(text).expect("name");
-        let spec = VmSpec {
-            vm: perigee_model::VmId::new("q-0001").expect("name"),
-            start: perigee_model::VmStart::default(),
-            cpus: 1,
-            memory_bytes: 256 << 20,
-            disks: Vec::new(),
-            arrives_by: None,
-            arrives_from: None,
-            arrives_compressed: false,
-            locks_memory: false,
-            hides_output: false,
-            network: Default::default(),
-            machine: Default::default(),
-        };
+        let spec = crate::tests::vm_spec();
         let says = |phase| {
             let mut report = crate::tests::report(spec.clone());
             report.migration = Some(MigrationReport::new(name("q-0001-m1"), 1, phase));

@@ -221,15 +221,10 @@ pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, 
     }
     let what = || format!("can't place job {}", spec.name);
     // Where nothing is said, such a VM has no card, and several VMs have a network that leads nowhere else.
-    let leads_out = match &spec.network {
-        NetworkKind::None | NetworkKind::Default => false,
-        // The version before would let people log in there.
-        NetworkKind::Cluster(name) => {
-            !networks::is_own(name)
-                || level::in_force(&cluster.records).await? < level::DATA_OF_GANGS
-        }
-        NetworkKind::User | NetworkKind::Bridge(_) => true,
-    };
+    // The version before would let people log in to VMs of a gang.
+    let leads_out = leads_out(&spec.network)
+        || (matches!(spec.network, NetworkKind::Cluster(_))
+            && level::in_force(&cluster.records).await? < level::DATA_OF_GANGS);
     if let (Some((name, _)), true) = (found.first(), leads_out) {
         let why = format!("{name} may not leave its site, and the job could send it anywhere");
         return Err(Problem::conflict(what(), why)
@@ -273,6 +268,15 @@ pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, 
         return Err(Problem::conflict(what(), why).next(confine + next));
     }
     Ok(Confined { volumes, image_at, writes_at: confined.map(|(_, home)| home) })
+}
+
+/// Whether a card in such a network leads anywhere else than to the other VMs of a gang.
+fn leads_out(network: &NetworkKind) -> bool {
+    match network {
+        NetworkKind::None | NetworkKind::Default => false,
+        NetworkKind::Cluster(name) => !networks::is_own(name),
+        NetworkKind::User | NetworkKind::Bridge(_) => true,
+    }
 }
 
 /// The site where all VMs of a gang have to be, because it uses data that may not leave that site; `None`: any will do.
@@ -524,11 +528,7 @@ fn check_jobs(
 /// Whether the job was placed as one that uses these data confined.
 fn found_confined(record: &JobRecord, is_confined: impl Fn(String) -> bool) -> bool {
     let Some(placement) = &record.placement else { return false };
-    let leads_out = match networks::kind_of(record) {
-        NetworkKind::None => false,
-        NetworkKind::Cluster(name) => !networks::is_own(&name),
-        _ => true,
-    };
+    let leads_out = leads_out(&networks::kind_of(record));
     let spec = &record.job.spec;
     let mut unaware = placement.disks.iter().filter(|disk| !disk.leave_site.is_never());
     let is_wrong = |disk: &PlacedDisk| {

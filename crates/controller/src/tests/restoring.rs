@@ -30,23 +30,13 @@ fn now() -> VolumeName {
 async fn knows(lab: &Lab, state: BackupState) {
     lab.cloud.inside().restores.backup = Some(backup());
     let view = Backup {
-        vm: None,
-        parts: Vec::new(),
-        part_of: None,
-        schedule: None,
-        name: backup(),
-        volume: super::data_volume(),
-        at: target(),
         host: Some(lab.cloud.id.clone()),
         state,
-        begun_ms: 1,
         taken_ms: Some(1),
         ended_ms: Some(1),
         size_bytes: Some(1 << 30),
         data_bytes: Some(TO_COME_BYTES),
-        shipped_bytes: 0,
-        progress: None,
-        problem: String::new(),
+        ..backups::new_backup(backup(), super::data_volume(), target(), 1)
     };
     let record = BackupRecord { view, whole: false, asks: false, schedule_made_ms: None, vm: None };
     lab.cluster.records.put("backups/data-1", &record).await.expect("a record");

@@ -2,6 +2,7 @@
 
 use axum::Extension;
 use perigee_http::{Peer, Refusal};
+use perigee_model::JobId;
 use perigee_model::guest::{GuestBody, LogStream};
 use perigee_model::job::{Access, ClusterVolume, Job, JobSpec, JobState};
 use perigee_model::persistent_vm::StopVm;
@@ -93,6 +94,16 @@ impl Site {
         let tenants = Tenants::up().await;
         let address = serve(&tenants, Peer::Stranger).await;
         Self { tenants, address }
+    }
+
+    /// Amy's job `q-0001`, whose VM is at `home1`.
+    async fn with_a_vm(&self) -> JobId {
+        self.tenants.share_debian().await;
+        let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
+        let job: Job = self.tenants.amy.post("/v1/jobs", &asked).await.expect("a job");
+        let lab = &self.tenants.lab;
+        lab.wait_for_vm(&lab.home, &vm_of(&job.id)).await;
+        job.id
     }
 
     async fn token(&self, of: &str) -> String {
@@ -488,11 +499,7 @@ async fn handshake(site: &Site, path: &str, cookie: &str, origin: &str) -> (Stri
 #[tokio::test]
 async fn a_page_opens_a_console_with_its_cookie_and_a_page_of_another_server_does_not() {
     let site = Site::up().await;
-    site.tenants.share_debian().await;
-    let (amy, lab) = (&site.tenants.amy, &site.tenants.lab);
-    let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
-    let job: Job = amy.post("/v1/jobs", &asked).await.expect("a job");
-    lab.wait_for_vm(&lab.home, &vm_of(&job.id)).await;
+    site.with_a_vm().await;
     let (cookie, own) = (site.cookie("acme/amy").await, site.origin());
     let page = site.get(&cookie, "/vms/q-0001/console").await;
     assert!(page.body.contains("data-socket=\"/vms/acme~q-0001/console/attach\""), "{page:?}");
@@ -525,11 +532,8 @@ async fn a_page_opens_a_console_with_its_cookie_and_a_page_of_another_server_doe
 #[tokio::test]
 async fn a_page_is_told_why_it_gets_no_console() {
     let site = Site::up().await;
-    site.tenants.share_debian().await;
+    site.with_a_vm().await;
     let (amy, lab) = (&site.tenants.amy, &site.tenants.lab);
-    let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
-    let job: Job = amy.post("/v1/jobs", &asked).await.expect("a job");
-    lab.wait_for_vm(&lab.home, &vm_of(&job.id)).await;
     // The controller has heard of the VM before its host is silent.
     let shown = async || amy.get::<perigee_model::job::Vm>("/v1/vms/q-0001").await.ok();
     wait_for("the VM to be shown", shown).await;
@@ -551,13 +555,10 @@ async fn a_page_is_told_why_it_gets_no_console() {
 #[tokio::test]
 async fn a_job_that_has_failed_is_on_the_first_page_until_it_is_deleted() {
     let site = Site::up().await;
-    site.tenants.share_debian().await;
+    let job = site.with_a_vm().await;
     let (amy, lab) = (&site.tenants.amy, &site.tenants.lab);
-    let asked = JobSpec { start: spec(Access::Read).start, ..small("q") };
-    let job: Job = amy.post("/v1/jobs", &asked).await.expect("a job");
-    lab.wait_for_vm(&lab.home, &vm_of(&job.id)).await;
     amy.post::<()>("/v1/vms/q-0001/stop", &StopVm::default()).await.expect("stopped");
-    lab.wait_for_state(&job.id, JobState::Failed).await;
+    lab.wait_for_state(&job, JobState::Failed).await;
     let is_told = async |of: &str| {
         let page = site.get(&site.cookie(of).await, "/").await;
         page.body.contains("q-0001 failed")

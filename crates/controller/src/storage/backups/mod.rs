@@ -157,7 +157,12 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
 }
 
 /// A backup of which nothing was shipped yet.
-fn new_backup(name: BackupName, volume: VolumeName, at: BackupTarget, begun_ms: u64) -> Backup {
+pub(crate) fn new_backup(
+    name: BackupName,
+    volume: VolumeName,
+    at: BackupTarget,
+    begun_ms: u64,
+) -> Backup {
     Backup {
         name,
         volume,
@@ -293,7 +298,6 @@ pub async fn verify(
     let _reading = reading::begin(name);
     for name in std::iter::once(name).chain(&parts) {
         let (at, host) = place(cluster, name, ask.at.clone(), ask.host.clone()).await?;
-        let _reading = reading::begin(name);
         let host = reader(cluster, &at, host.as_ref()).await?;
         let ask = VerifyBackup { backup: name.clone(), at };
         let read: VerifiedBackup =

@@ -13,6 +13,7 @@ use perigee_model::{BackupName, HostId, LayerId, Problem, ProblemKind, VolumeNam
 use serde::{Deserialize, Serialize};
 
 use super::driver::LOOKING;
+use super::rounds::millis;
 use super::{BackupRecord, backup_key};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
@@ -207,10 +208,6 @@ async fn look(cluster: &Cluster, record: &RestoreRecord) -> Found {
             Found::NotKnown(Problem::unavailable(what, "its host's answer was lost"))
         }
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A host that answers and says that a layer of it needs the backup. The record of that may be lost: the controller may be restored from an older state.

@@ -295,7 +295,8 @@ fn is_away(cluster: &Cluster, all: &[BackupRecord], backup: &BackupRecord) -> bo
     !view.at.is_s3() && hosts.any(is_silent)
 }
 
-fn millis(time: Duration) -> u64 {
+/// In milliseconds.
+pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 

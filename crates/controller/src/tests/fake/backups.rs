@@ -14,8 +14,8 @@ use perigee_model::backup::{
 };
 use perigee_model::volume::{CreateVolume, IoStats, Step, VolumeInfo, VolumeSource};
 use perigee_model::{BackupName, LayerId, Problem, VolumeName};
-use serde::Serialize;
 
+use super::measure::step;
 use super::restoring::TO_COME_BYTES;
 use super::{Inside, Shared, Volume, volume_info};
 
@@ -46,10 +46,6 @@ pub fn routes() -> Router<Arc<Mutex<Inside>>> {
         .route("/v1/backups/seal", post(seal))
         .route("/v1/backups/list", post(list))
         .route("/v1/volumes/{volume}/restore", post(restore))
-}
-
-fn step<T: Serialize>(step: &Step<T>) -> String {
-    serde_json::to_string(step).expect("JSON") + "\n"
 }
 
 async fn ship(

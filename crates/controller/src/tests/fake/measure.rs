@@ -38,7 +38,7 @@ pub fn routes() -> Router<Arc<Mutex<Inside>>> {
         .route("/v1/measure/{volume}/portal", post(open_portal).delete(close_portal))
 }
 
-fn step<T: Serialize>(step: &Step<T>) -> String {
+pub(super) fn step<T: Serialize>(step: &Step<T>) -> String {
     serde_json::to_string(step).expect("JSON") + "\n"
 }
 
