@@ -7,6 +7,7 @@ mod figures;
 mod fio;
 mod goals;
 mod load;
+mod machine;
 mod measure;
 mod process;
 mod report;

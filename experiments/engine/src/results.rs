@@ -59,6 +59,9 @@ pub struct Figure {
     pub at: Option<f64>,
 }
 
+/// In the place of a server's name: what the machine does without one.
+pub const MACHINE: &str = "machine";
+
 /// A figure of the measurements.
 pub type Column = fn(&Measurement) -> Option<f64>;
 

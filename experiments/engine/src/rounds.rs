@@ -9,6 +9,11 @@ use crate::results::Measurement;
 use crate::servers::{Fixtures, Server};
 use crate::workloads::{WORKLOADS, Workload};
 
+/// Where a peer's fastest round is more than this many times its slowest one, there are more rounds.
+const SPREAD_MAX: f64 = 1.3;
+/// At most so many times the planned rounds.
+const ROUNDS_TIMES_MAX: u32 = 2;
+
 /// The length and the number of the runs.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -45,11 +50,23 @@ pub fn run(
     for workload in WORKLOADS.iter().filter(|w| w.cold == cold && plan.wants(w.name)) {
         say(&format!("{} over {}", workload.name, workload.transport.word()));
         let rounds = if workload.once { 1 } else { plan.rounds };
-        for round in 0..rounds {
+        let (first, mut round) = (all.len(), 0);
+        while round < rounds
+            || (!workload.once && round < ROUNDS_TIMES_MAX * rounds && varies(&all[first..]))
+        {
             all.extend(round_of(fixtures, plan, workload, round)?);
+            round += 1;
         }
     }
     Ok(all)
+}
+
+/// Whether a peer differs so much between its rounds that their median says little.
+fn varies(of_workload: &[Measurement]) -> bool {
+    of_workload.iter().filter(|m| Server::is_peer(&m.server)).any(|fast| {
+        let same = of_workload.iter().filter(|m| m.server == fast.server);
+        same.into_iter().any(|slow| fast.iops > SPREAD_MAX * slow.iops)
+    })
 }
 
 fn round_of(
@@ -71,4 +88,23 @@ fn round_of(
             .with_context(|| format!("{} on {}", workload.name, server.name()))
     };
     servers.into_iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::measurement;
+
+    #[test]
+    fn there_are_more_rounds_where_a_peer_differs_from_itself() {
+        let rounds = |server: &str, iops: [f64; 2]| {
+            iops.map(|iops| measurement("read", server, "unix", iops))
+        };
+        let (steady, wild) = ([100.0, 120.0], [100.0, 140.0]);
+        assert!(!varies(
+            &[rounds("nbdkit file", steady), rounds("qemu-nbd", [300.0, 301.0])].concat()
+        ));
+        assert!(varies(&rounds("nbdkit file", wild)));
+        assert!(!varies(&rounds("perigee", wild)), "its own rounds are no reason");
+    }
 }

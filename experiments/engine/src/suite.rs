@@ -13,9 +13,10 @@ use crate::curves::Curves;
 use crate::figures::Figures;
 use crate::fio;
 use crate::goals::{Goal, judge};
+use crate::machine;
 use crate::measure::warm_all;
 use crate::report;
-use crate::results::{IOPS, Results};
+use crate::results::{IOPS, MACHINE, Results};
 use crate::rounds::{self, Plan};
 use crate::servers::Fixtures;
 
@@ -75,6 +76,9 @@ fn measure_all(arguments: &RunArgs) -> Result<()> {
     };
     let image_bytes = if arguments.quick { 64 << 20 } else { 512 << 20 };
     let fixtures = Fixtures::make(&dir, &perigee, image_bytes, say)?;
+    say("the machine itself");
+    results.figures.extend(machine::measure(&fixtures.base())?);
+    print_machine(&results);
     // The results are saved after each phase.
     for cold in [false, true] {
         results.results.extend(rounds::run(&fixtures, &plan, cold, say)?);
@@ -104,6 +108,7 @@ pub fn report_again(dir: &Path) -> Result<()> {
     let text = std::fs::read_to_string(dir.join("results.json")).context("results.json")?;
     let mut results: Results = serde_json::from_str(&text).context("results.json")?;
     keep(dir, &mut results)?;
+    print_machine(&results);
     print_medians(&results);
     print_goals(&results.goals);
     Ok(())
@@ -126,6 +131,12 @@ fn versions(perigee: &Path) -> BTreeMap<String, String> {
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     versions.insert("CPUs".into(), cpus.to_string());
     versions
+}
+
+fn print_machine(results: &Results) {
+    for figure in results.figures.iter().filter(|figure| figure.server == MACHINE) {
+        println!("  {:<38}{:>8.2} {}", figure.name, figure.value, figure.unit);
+    }
 }
 
 fn print_medians(results: &Results) {

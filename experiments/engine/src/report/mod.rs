@@ -9,7 +9,7 @@ use perigee_lab::report::svg::escape;
 
 use crate::curves::{ATTACH, CHAIN, CLIENTS, SIZE_READ, SIZE_WRITE, VOLUMES};
 use crate::goals::OPEN_TIME;
-use crate::results::{CPU, Figure, IOPS, IOPS_WITH_FLUSH, Measurement, P99_US, Results};
+use crate::results::{CPU, Figure, IOPS, IOPS_WITH_FLUSH, MACHINE, Measurement, P99_US, Results};
 use crate::workloads::{WORKLOADS, Workload};
 
 // Writing to a String cannot fail, so the results of `write!` below are ignored.
@@ -28,6 +28,7 @@ pub fn html(results: &Results) -> String {
     if results.quick {
         page.push_str("<p class=\"fault\">A quick run: these figures say little.</p>\n");
     }
+    machine(&mut page, results);
     goals(&mut page, results);
     page.push_str(
         "<h2>Workloads</h2>\n<p>The volume server and QEMU's servers serve a clone of one golden image; nbdkit \
@@ -44,6 +45,23 @@ pub fn html(results: &Results) -> String {
     versions(&mut page, results);
     page.push_str(page::END);
     page
+}
+
+/// So that the figures of two machines can be compared.
+fn machine(page: &mut String, results: &Results) {
+    let own = results.figures.iter().filter(|figure| figure.server == MACHINE);
+    let own = own.map(|of| format!("{} takes {:.2} {}", of.name, of.value, of.unit));
+    let echo = |workload: &str, transport: &str| {
+        let rate = results.median(workload, transport, "echo", IOPS)?;
+        let transport = transport_words(transport);
+        Some(format!("echo answers {:.0} k/s of {workload} over {transport}", rate / 1000.0))
+    };
+    let cases = ["read-4k-qd32", "read-4k-64-clients"];
+    let echo = cases.iter().flat_map(|name| [echo(name, "unix"), echo(name, "tcp")]).flatten();
+    let all: Vec<String> = own.chain(echo).collect();
+    if !all.is_empty() {
+        let _ = writeln!(page, "<p>On this machine {}.</p>", escape(&all.join("; ")));
+    }
 }
 
 fn goals(page: &mut String, results: &Results) {
@@ -178,7 +196,7 @@ fn counted(page: &mut String, results: &Results) {
         "<h2>Counted once</h2>\n<div class=\"scroll\"><table>\n<tr><th>figure</th><th>server</th><th>value</th></tr>\n",
     );
     for Figure { name, server, value, unit, .. } in
-        results.figures.iter().filter(|figure| figure.at.is_none())
+        results.figures.iter().filter(|figure| figure.at.is_none() && figure.server != MACHINE)
     {
         row(page, "", &[name.clone(), server.clone(), format!("{value:.2} {unit}")]);
     }
