@@ -233,7 +233,8 @@ impl Line {
             self.add(&["-chardev", &socket("agent", &dir.guest_agent())]);
         }
         // A guest that uses it gives its free memory back to the host.
-        let reporting = if spec.locks_memory { "" } else { ",free-page-reporting=on" };
+        let keeps = spec.locks_memory || spec.machine.keeps_free_memory;
+        let reporting = if keeps { "" } else { ",free-page-reporting=on" };
         // Of a VM whose memory may be made smaller, the guest takes some back before it ends a program.
         let is_given_back = spec.machine.cpus_max > 0 || spec.machine.memory_least_bytes.is_some();
         let back = if is_given_back { ",deflate-on-oom=on" } else { "" };

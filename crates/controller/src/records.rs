@@ -365,6 +365,9 @@ pub struct LogKept {
     pub dropped_lines: u64,
     /// Number of the last line that was dropped.
     pub dropped_seq: u64,
+    /// The last line says that what follows the line is not kept.
+    #[serde(default)]
+    pub hides: bool,
 }
 
 /// A job's outputs, as they came to the repository: the size and the digest of the tar.

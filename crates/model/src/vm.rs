@@ -306,6 +306,10 @@ pub struct Machine {
     pub cpus_max: u32,
     /// So many of its volumes, `data0` and so on, can come and go while it runs.
     pub ports: u8,
+    /// The guest does not give its free memory back to the host, because the VM's memory may have to be locked at another host. The guest
+    /// sees this, so it is so at all hosts. Older agents don't say it.
+    #[serde(default)]
+    pub keeps_free_memory: bool,
 }
 
 /// A change of a VM while it runs.

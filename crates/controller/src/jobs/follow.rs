@@ -408,7 +408,8 @@ impl Run {
         up_to_seq: u64,
     ) -> Result<(), Problem> {
         while self.record.value.last_seq < up_to_seq {
-            let hides_output = self.hides_output(self.placement()?);
+            let disks = &self.placement()?.disks;
+            let hides_output = leave_site::hides_output(&self.cluster, disks, &host.id);
             // Messages count as taken when their lines are in the log, and not before.
             let mut record = self.record.value.clone();
             let before = record.seq_before;
@@ -422,19 +423,13 @@ impl Run {
                 event.message.seq = event.message.seq.saturating_add(before);
             }
             let Said { mut lines, left_out } = guest::apply(&mut record, now_ms(), events);
-            if hides_output {
-                log::hide(&record.log, &mut lines);
-            }
+            log::hide(&mut record.log, hides_output, &mut lines);
             left_out::add_of_guest(&self.cluster, &self.id, left_out).await?;
             log::store(&self.cluster, &self.files, &mut record.log, lines).await?;
             self.record.value = record;
             self.record.save().await?;
         }
         Ok(())
-    }
-
-    fn hides_output(&self, placement: &Placement) -> bool {
-        leave_site::hides_output(&self.cluster, &placement.disks, &placement.start)
     }
 
     /// A host that does not answer for a moment is asked again. One that goes on to be silent is shown as the reason.
@@ -677,11 +672,12 @@ pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<V
         arrives_from: None,
         arrives_compressed: false,
         locks_memory,
-        hides_output: run.hides_output(placement),
+        hides_output: leave_site::hides_output(&run.cluster, &placement.disks, at),
         network: networks::of_vm(&run.record.value)?,
         machine: Machine {
             cpus_least: spec.cpus_max.map(|_| spec.cpus),
             memory_least_bytes: most_bytes.map(|_| spec.memory_bytes),
+            keeps_free_memory: placement.disks.iter().any(|disk| disk.leave_site.is_never()),
             ..machine_of(&run.record.value)
         },
     })

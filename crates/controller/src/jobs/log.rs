@@ -103,9 +103,14 @@ pub async fn mark(
     store(cluster, files, kept, vec![line]).await
 }
 
-/// What a job prints may not come here: one line takes the place of all of them.
-pub fn hide(kept: &LogKept, lines: &mut Vec<LogLine>) {
-    lines.truncate(usize::from(kept.bytes == 0));
+/// What a job prints may not come here while it `hides`: one line takes the place of all of them.
+pub fn hide(kept: &mut LogKept, hides: bool, lines: &mut Vec<LogLine>) {
+    if lines.is_empty() || !hides {
+        kept.hides &= lines.is_empty();
+        return;
+    }
+    lines.truncate(usize::from(!kept.hides));
+    kept.hides = true;
     for line in lines {
         line.continues = false;
         line.line =
@@ -289,13 +294,21 @@ pub(super) mod tests {
     #[test]
     fn one_line_says_where_the_hidden_ones_go() {
         let line = |seq| LogLine { line: "secret".to_owned(), ..line_of(seq, 0) };
-        let mut lines = vec![line(1), line(2)];
-        hide(&LogKept::default(), &mut lines);
-        assert_eq!(lines.len(), 1);
-        assert!(lines[0].line.contains("/output") && !lines[0].line.contains("secret"));
-        let mut lines = vec![line(3)];
-        hide(&LogKept { bytes: 100, ..LogKept::default() }, &mut lines);
-        assert!(lines.is_empty());
+        let mut kept = LogKept::default();
+        let mut left = |hides, mut lines: Vec<LogLine>| {
+            hide(&mut kept, hides, &mut lines);
+            lines
+        };
+        assert_eq!(left(false, vec![line(1)]).len(), 1, "it may come here");
+        let told = left(true, vec![line(2), line(3)]);
+        assert_eq!(told.len(), 1);
+        assert!(told[0].line.contains("/output") && !told[0].line.contains("secret"));
+        assert!(left(true, vec![line(4)]).is_empty());
+        // The VM was at the site of its data for a while.
+        assert!(left(false, Vec::new()).is_empty());
+        assert!(left(true, vec![line(5)]).is_empty(), "nothing has come in between");
+        assert_eq!(left(false, vec![line(6)])[0].line, "secret");
+        assert_eq!(left(true, vec![line(7), line(8)]).len(), 1);
     }
 
     fn page_of(arrived: &[u64], is_cut: bool) -> Page {

@@ -14,7 +14,7 @@ use perigee_model::{Problem, ProblemKind};
 use super::Run;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{MovePlan, PlacedDisk};
-use crate::storage::{attach, volumes};
+use crate::storage::{attach, leave_site, volumes};
 
 /// The time from the start of the destination's QEMU until it listens.
 const LISTEN_DEADLINE: Duration = Duration::from_secs(60);
@@ -87,12 +87,13 @@ impl Run {
         let source = self.source()?;
         let report: VmReport = source.agent.get(&self.path()).await?;
         let arrives_by = Some(self.record.value.migration.id.clone());
+        let to = self.record.value.migration.to.clone();
         let mut spec = VmSpec {
             arrives_by,
             arrives_from: Some(source.id.clone()),
             arrives_compressed: self.record.value.migration.compressed,
             start: self.record.value.start,
-            ..report.spec
+            ..leave_site::confine_arriving(&self.cluster, placed, report.spec, &to)?
         };
         let written = spec.disks.iter_mut().filter(|disk| !disk.read_only);
         let raises = try_join_all(written.map(|disk| self.issue(disk, placed))).await?;

@@ -53,7 +53,7 @@ pub fn check(
 ) -> Result<(), Problem> {
     let earlier = cluster.index.migrations_of(&vm_of(&job.job.id));
     let is_moving = earlier.iter().any(|record| is_unsettled(record, job));
-    checked(cluster, job, to, (is_moving, pending)).map(drop)
+    checked(cluster, job, (to, false), (is_moving, pending)).map(drop)
 }
 
 /// It is under way, or the VM's driver has not taken its end into account.
@@ -64,7 +64,7 @@ fn is_unsettled(record: &MigrationRecord, job: &JobRecord) -> bool {
 fn checked(
     cluster: &Cluster,
     job: &JobRecord,
-    to: &HostId,
+    (to, is_asked): (&HostId, bool),
     (is_moving, pending): (bool, &Pending),
 ) -> Result<Checked, Problem> {
     let vm = vm_of(&job.job.id);
@@ -113,7 +113,7 @@ fn checked(
         return refuse(format!("the host can't have VMs with a TPM now: {why}"));
     }
     if let Some(placement) = &job.placement {
-        leave_site::check_migration(cluster, &placement.disks, &from, to)?;
+        leave_site::check_migration(cluster, &placement.disks, (&from, to), is_asked)?;
     }
     Ok(Checked { from, report })
 }
@@ -156,7 +156,8 @@ pub(super) async fn requested(
     alone: Alone,
 ) -> Result<Migration, Problem> {
     let vm = vm_of(&job.job.id);
-    if let Some(member) = job.kind.member()
+    let member = job.kind.member().cloned();
+    if let Some(member) = &member
         && !is_of_gang_move(cluster, member, &request.to)
     {
         return Err(not_alone(&vm, member, &request.to));
@@ -164,7 +165,8 @@ pub(super) async fn requested(
     let earlier: Vec<MigrationRecord> = cluster.records.list(&migration_prefix(&vm)).await?;
     let is_moving = earlier.iter().any(|record| is_unsettled(record, job));
     let pending = Pending::of(cluster, &job.job.id).await?;
-    let Checked { from, report } = checked(cluster, job, &request.to, (is_moving, &pending))?;
+    let asked = (&request.to, request.reason == ASKED && member.is_none());
+    let Checked { from, report } = checked(cluster, job, asked, (is_moving, &pending))?;
     // The migrations before may have no records: the VM was adopted.
     let number = earlier.last().map_or(0, |record| record.number).max(job.settled) + 1;
     let link = links::toward(cluster, &from, &request.to);
@@ -172,7 +174,6 @@ pub(super) async fn requested(
     let new = new_record(&vm, start_of(job, number), from, request, link, cost)?;
     let record = MigrationRecord { of_load: alone == Alone::AtBoth, ..new };
     // In a task of its own, so that a client that disconnects leaves no migration without a driver.
-    let member = job.kind.member().cloned();
     let begun = begin(Arc::clone(cluster), record, member, (capacity(&report), alone));
     let made = tokio::spawn(begun);
     made.await.map_err(|e| Problem::internal(format!("can't move VM {vm}"), e))?

@@ -12,7 +12,7 @@ use perigee_model::leave_site::{
     FindLayers, FoundLayers, LeaveSite, LeaveSiteAsker, LeaveSiteSet, SetLayersLeaveSite,
     SetLeaveSite, SetLeaveSiteAs, SiteAddress, SiteMap,
 };
-use perigee_model::vm::NetworkKind;
+use perigee_model::vm::{Machine, NetworkKind, VmSpec};
 use perigee_model::volume::{ImageInfo, VolumeInfo};
 use perigee_model::{
     DiskRole, HostId, ImageName, JobId, LayerId, Problem, ProblemKind, SiteId, TenantName, VmId,
@@ -157,28 +157,59 @@ pub fn is_far_from_confined(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId
     confined.any(|disk| here.is_none() || site(&disk.home) != here)
 }
 
-/// Refuses to move a VM that uses confined data to another site: its memory has some of the data, and a live
-/// migration would bring it there.
+/// Refuses to move a VM that uses confined data to another site, unless a person asks for it: its memory has some of the data. There the
+/// memory is locked, as that of a VM that starts there.
 ///
 /// # Errors
 /// `Conflict`, which names a volume and the sites.
 pub fn check_migration(
     cluster: &Cluster,
     disks: &[PlacedDisk],
-    from: &HostId,
-    to: &HostId,
+    (from, to): (&HostId, &HostId),
+    is_asked: bool,
 ) -> Result<(), Problem> {
     let (here, there) = (site_of(cluster, from)?, site_of(cluster, to)?);
     let confined = disks.iter().find(|disk| disk.leave_site.is_never());
-    let Some(disk) = confined.filter(|_| here != there) else { return Ok(()) };
+    let Some(disk) = confined.filter(|_| here != there && !is_asked) else { return Ok(()) };
     let why = format!(
         "it uses volume {}, whose policy is leave-site: never, so its memory may have some of that; \
          {from} is at site {here} and {to} at {there}, and a live migration brings the memory there",
         disk.volume
     );
-    Err(Problem::conflict(format!("can't move it to {to}"), why).next(
-        "let it run where it is, or start the job at the other site, where it reads remotely",
-    ))
+    Err(Problem::conflict(format!("can't move it to {to}"), why)
+        .next(format!("let it run where it is, or move it yourself: perigee vm move VM {to}")))
+}
+
+/// Has the VM's memory and what it prints kept off the disks of this host, if it uses confined data of another site.
+///
+/// # Errors
+/// `Conflict` if the VM's machine does not allow it.
+pub fn confine_arriving(
+    cluster: &Cluster,
+    disks: &[PlacedDisk],
+    spec: VmSpec,
+    to: &HostId,
+) -> Result<VmSpec, Problem> {
+    let locks_memory = is_far_from_confined(cluster, disks, to);
+    let keeps_free_memory = spec.machine.keeps_free_memory || spec.locks_memory;
+    let why_not = if locks_memory && !keeps_free_memory {
+        Some("it runs since before this was possible, or since before its data became confined")
+    } else if locks_memory && spec.machine.memory_least_bytes.is_some() {
+        Some("its memory has a range, and what is locked is all there from the beginning")
+    } else {
+        None
+    };
+    if let Some(why) = why_not {
+        let what = format!("can't move VM {} to {to}", spec.vm);
+        let why = format!("its memory would have to be locked there: {why}");
+        return Err(Problem::conflict(what, why).next("let it run at the site of its data"));
+    }
+    Ok(VmSpec {
+        locks_memory,
+        hides_output: hides_output(cluster, disks, to),
+        machine: Machine { keeps_free_memory, ..spec.machine },
+        ..spec
+    })
 }
 
 /// What a job uses that may not leave its site.

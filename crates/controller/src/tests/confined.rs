@@ -5,17 +5,20 @@ use perigee_model::job::{Access, JobSpec, JobState};
 use perigee_model::leave_site::SetLeaveSite;
 use perigee_model::persistent_vm::{NewVm, PowerRequest, VmState};
 use perigee_model::plan::Way;
-use perigee_model::vm::NetworkKind;
+use perigee_model::vm::{Machine, NetworkKind, VmSpec};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::{VolumeMoveCause, VolumesOnMove};
-use perigee_model::{DiskRole, ImageName, LeaveSite, ProblemKind};
+use perigee_model::{DiskRole, ImageName, LeaveSite, ProblemKind, VmId};
 
+use super::fake::FakeHost;
+use super::migrations::switch_from;
 use super::persistent_vms::{new_vm, web};
-use super::{Lab, data_volume, finish, running_as, spec, vm_of};
+use super::{Lab, data_volume, finish, running_as, spec, vm_of, vm_spec, wait_for};
+use crate::cleaner::Pending;
 use crate::records::{ImageRecord, image_key};
 use crate::storage::leave_site::{self, Of};
 use crate::storage::{images, moves};
-use crate::{jobs, rentals, vms};
+use crate::{jobs, migration, rentals, vms};
 
 async fn confined() -> Lab {
     let lab = Lab::up().await;
@@ -214,9 +217,54 @@ async fn no_move_is_begun_or_planned_that_the_home_would_refuse() {
     if let Some(migrate) = migrate {
         assert!(migrate.reason.contains("leave-site: never"), "{}", migrate.reason);
     }
-    let (_, vm) = running_as(&lab, spec(Access::Read)).await;
-    let (to, stay) = (lab.cloud.id.clone(), VolumesOnMove::Stay);
-    let refused = vms::move_to(&lab.cluster, &vm, to, stay).await;
+    let (id, _) = running_as(&lab, spec(Access::Read)).await;
+    let record = jobs::record(&lab.cluster, &id).await.expect("its record");
+    let pending = Pending::of(&lab.cluster, &id).await.expect("what is to be removed");
+    let refused = migration::check(&lab.cluster, &record, &lab.cloud.id, &pending);
     let refused = refused.expect_err("its memory has some of it");
     assert!(refused.to_string().contains("leave-site: never"), "{refused}");
+}
+
+/// The VM has arrived there, and this is what it was started with.
+async fn moves(lab: &Lab, vm: &VmId, from: &FakeHost, to: &FakeHost) -> VmSpec {
+    vms::move_to(&lab.cluster, vm, to.id.clone(), VolumesOnMove::Stay).await.expect("it moves");
+    wait_for("the source to be asked", async || {
+        from.inside().vms[vm].asked.is_some().then_some(())
+    })
+    .await;
+    switch_from(from, to, vm);
+    wait_for("the VM to be there", async || {
+        let record = lab.cluster.index.of_vm(vm).expect("its record");
+        (record.job.host.as_ref() == Some(&to.id) && record.settled > 0).then_some(())
+    })
+    .await;
+    to.inside().vms[vm].report.spec.clone()
+}
+
+#[tokio::test]
+async fn a_person_moves_a_vm_with_confined_data_to_another_site_where_its_memory_is_locked_and_back()
+ {
+    let lab = confined().await;
+    let (_, vm) = running_as(&lab, spec(Access::Read)).await;
+    let before = lab.home.inside().vms[&vm].report.spec.clone();
+    assert!(before.locks_memory && before.machine.keeps_free_memory);
+    let beside = moves(&lab, &vm, &lab.home, &lab.cloud).await;
+    assert!(!beside.locks_memory && beside.machine.keeps_free_memory, "{beside:?}");
+    let far = moves(&lab, &vm, &lab.cloud, &lab.home).await;
+    assert!(far.locks_memory && far.hides_output && far.machine.keeps_free_memory, "{far:?}");
+}
+
+#[tokio::test]
+async fn a_vm_that_gives_its_free_memory_back_does_not_go_where_its_memory_would_be_locked() {
+    let lab = confined().await;
+    let (id, _) = running_as(&lab, spec(Access::Read)).await;
+    let disks = jobs::record(&lab.cluster, &id).await.expect("record").placement.expect("it").disks;
+    let of = |spec| leave_site::confine_arriving(&lab.cluster, &disks, spec, &lab.home.id);
+    let refused = of(vm_spec()).expect_err("it was started before");
+    assert_eq!(refused.kind, ProblemKind::Conflict);
+    let machine = Machine { keeps_free_memory: true, ..vm_spec().machine };
+    assert!(of(VmSpec { machine: machine.clone(), ..vm_spec() }).expect("it may").locks_memory);
+    let machine = Machine { memory_least_bytes: Some(1 << 28), ..machine };
+    let refused = of(VmSpec { machine, ..vm_spec() }).expect_err("it has a range");
+    assert!(refused.why.contains("range"), "{refused}");
 }

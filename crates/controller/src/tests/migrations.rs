@@ -42,19 +42,24 @@ pub fn switch(lab: &Lab, vm: &VmId) {
 
 /// The same for a VM that goes from home1 to another host.
 pub fn switch_to(lab: &Lab, to: &FakeHost, vm: &VmId) {
-    lab.home.say(vm, GuestBody::Progress { done: 1, total: 2, label: "before".into() });
-    let order = lab.home.inside().vms[vm].asked.clone().expect("asked");
+    switch_from(&lab.home, to, vm);
+}
+
+/// The same for a VM whose volumes are at the two hosts.
+pub fn switch_from(from: &FakeHost, to: &FakeHost, vm: &VmId) {
+    from.say(vm, GuestBody::Progress { done: 1, total: 2, label: "before".into() });
+    let order = from.inside().vms[vm].asked.clone().expect("asked");
     for raise in order.epochs {
-        for host in [&lab.home, to] {
+        for host in [from, to] {
             if let Some(volume) = host.inside().volumes.get_mut(&raise.volume) {
                 assert_eq!(volume.info.epoch, raise.from);
                 volume.info.epoch = raise.to;
             }
         }
     }
-    let last_seq = lab.home.inside().vms[vm].report.last_seq;
+    let last_seq = from.inside().vms[vm].report.last_seq;
     to.arrive(vm, last_seq);
-    lab.home.set_phase(vm, MigrationPhase::Completed, VmStatus::Migrated);
+    from.set_phase(vm, MigrationPhase::Completed, VmStatus::Migrated);
 }
 
 async fn end_at_the_destination(lab: &Lab, id: &JobId, vm: &VmId) {
