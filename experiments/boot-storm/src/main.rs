@@ -279,9 +279,12 @@ impl Measure<'_> {
         } else {
             &[boot_mib / 4, boot_mib / 2, boot_mib, boot_mib * 2]
         };
+        cache_mib.iter().map(|mib| self.server_mib() + mib).collect()
+    }
+
+    fn server_mib(&self) -> u64 {
         let clients_mib = self.clients as f64 * SERVER_CLIENT_MIB;
-        let server_mib = SERVER_MIB + (1..).find(|mib| *mib as f64 >= clients_mib).unwrap_or(1);
-        cache_mib.iter().map(|mib| server_mib + mib).collect()
+        SERVER_MIB + (1..).find(|mib| *mib as f64 >= clients_mib).unwrap_or(1)
     }
 
     fn places<'p>(&'p self, source: &'p LoopDisk, private: Option<&'p LoopDisk>) -> Places<'p> {
@@ -382,7 +385,9 @@ impl Measure<'_> {
         let source_read_mib = mib(source.read_bytes()? - read_before.0);
         let (mut cache, mut placement) = (None, None);
         if traced {
-            cache = Some(places.stop_trace(&trace)?);
+            // What the server itself takes is not there for pages.
+            let cache_mib = memory_max_mib.map(|mib| mib - self.server_mib());
+            cache = Some(places.stop_trace(&trace, cache_mib.map(|mib| mib << 20))?);
             placement =
                 Some(Placement::of_trace(&fs::read(&trace)?, &places.layers(self.clients)?)?);
         }
@@ -417,7 +422,7 @@ impl Places<'_> {
         Ok(())
     }
 
-    fn stop_trace(&self, file: &Path) -> Result<Cache> {
+    fn stop_trace(&self, file: &Path, cache_bytes: Option<u64>) -> Result<Cache> {
         let said = self.perigee(&["volume", "trace", "stop", "--format", "json"])?;
         let summary: perigee_model::volume::TraceSummary = serde_json::from_str(&said)?;
         if summary.lost > 0 {
@@ -426,7 +431,7 @@ impl Places<'_> {
         fs::rename(&summary.file, file).or_else(|_| {
             fs::copy(&summary.file, file).and_then(|_| fs::remove_file(&summary.file))
         })?;
-        Cache::of_trace(&fs::read(file)?)
+        Cache::of_trace(&fs::read(file)?, cache_bytes)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use perigee_model::trace::{Operation, TraceRecord, TraceRequest, read_trace};
 use perigee_model::volume::BLOCK_BYTES;
+use perigee_planner::page_cache::simulate;
 use serde::{Deserialize, Serialize};
 
 use crate::extents::Placement;
@@ -99,6 +100,9 @@ pub struct Cache {
     /// The number of reloads of source blocks over time in seconds.
     pub source_reloads: Vec<(f64, f64)>,
     pub private_reloads: Vec<(f64, f64)>,
+    /// What a page cache of this size would have read from the devices, by the same trace (`perigee volume trace simulate`).
+    #[serde(default)]
+    pub simulated_read_mib: Option<f64>,
 }
 
 #[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
@@ -148,11 +152,16 @@ fn mean(values: &[f64]) -> f64 {
 impl Cache {
     /// # Errors
     /// If the bytes are no trace.
-    pub fn of_trace(bytes: &[u8]) -> Result<Self> {
-        let mut cache = Self::default();
+    pub fn of_trace(bytes: &[u8], cache_bytes: Option<u64>) -> Result<Self> {
+        let records = read_trace(bytes)?;
+        let simulated_read_mib = cache_bytes.map(|cache_bytes| {
+            let outcome = simulate(&records, 1, cache_bytes);
+            mib(outcome.first_bytes + outcome.again_bytes)
+        });
+        let mut cache = Self { simulated_read_mib, ..Self::default() };
         // For each block, the time of the first answer that contained it: since then it was in memory.
         let (mut source_in_ns, mut private_in_ns) = (HashMap::new(), HashMap::new());
-        let mut reads: Vec<TraceRequest> = read_trace(bytes)?
+        let mut reads: Vec<TraceRequest> = records
             .into_iter()
             .filter_map(|record| match record {
                 TraceRecord::Request(r) if r.operation == Operation::Read => Some(r),
@@ -224,7 +233,7 @@ mod tests {
             };
             TraceRecord::Request(request).encode(&mut bytes);
         }
-        let cache = Cache::of_trace(&bytes).unwrap();
+        let cache = Cache::of_trace(&bytes, None).unwrap();
         let Served { hits, first_loads, reloads } = cache.source;
         assert_eq!((hits, first_loads, reloads), (1, 2, 1));
     }

@@ -84,9 +84,10 @@ fn memory(page: &mut String, results: &Results) {
         page,
         "<p>The server's memory, with the page cache that it fills, is limited; each device answers at most {} reads a \
          second. A reload is a read that could not be answered from memory although all of its blocks had been there \
-         before. Each line is one storm: small differences are chance.</p>\n\
+         before. Simulated is what <code>perigee volume trace simulate</code> says of the same requests and of the memory that \
+         the server itself leaves. Each line is one storm: small differences are chance.</p>\n\
          <div class=\"scroll\"><table>\n<tr><th>devices</th><th>memory MiB</th><th>last up s</th><th>mean response ms</th>\
-         <th>read from devices MiB</th><th>source hits</th><th>loads</th><th>reloads</th><th>private hits</th><th>reloads</th></tr>",
+         <th>read from devices MiB</th><th>simulated MiB</th><th>source hits</th><th>loads</th><th>reloads</th><th>private hits</th><th>reloads</th></tr>",
         first.reads_per_s_max.unwrap_or_default()
     );
     for case in &results.memory {
@@ -100,6 +101,7 @@ fn memory(page: &mut String, results: &Results) {
                 "{:.1}",
                 case.source_device_read_mib + case.private_device_read_mib.unwrap_or(0.0)
             ),
+            cache.simulated_read_mib.map_or_else(|| "–".to_owned(), |mib| format!("{mib:.1}")),
             cache.source.hits.to_string(),
             cache.source.first_loads.to_string(),
             cache.source.reloads.to_string(),
