@@ -415,6 +415,19 @@ mod tests {
         assert!(!line(&spec(), "/s").join(" ").contains("mem-lock"));
     }
 
+    /// It moves between hosts where its memory is locked and others.
+    #[test]
+    fn a_guest_that_keeps_its_free_memory_sees_the_same_balloon_whether_its_memory_is_locked() {
+        let balloon = |locks_memory, keeps_free_memory| {
+            let machine = Machine { keeps_free_memory, ..Machine::default() };
+            let line = line(&VmSpec { locks_memory, machine, ..spec() }, "/s");
+            line.into_iter().find(|word| word.starts_with("virtio-balloon")).expect("a balloon")
+        };
+        assert_eq!(balloon(true, true), balloon(false, true));
+        assert_eq!(balloon(true, false), balloon(false, true));
+        assert_ne!(balloon(false, false), balloon(false, true));
+    }
+
     #[test]
     fn every_vm_has_a_balloon() {
         let persistent =

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use perigee_http::Peer;
+use perigee_http::memory::keep_off_disks;
 use perigee_model::starts::{OnDelete, OnStart, Starts};
 use perigee_model::switchover::{Fate, Switchover, fate};
-use perigee_model::vm::{VmSpec, VmStatus};
+use perigee_model::vm::{Machine, VmSpec, VmStatus};
 use perigee_model::{MigrationId, Problem, VmId, VmStart};
 use tokio::sync::oneshot;
 
@@ -57,6 +58,10 @@ impl Vms {
             Arc::new(Self { host: host.clone(), all: Mutex::new(BTreeMap::new()), unreadable });
         for (id, paths, (spec, since, log)) in found {
             let record = Record::load(&paths);
+            if spec.locks_memory || spec.hides_output {
+                let kept = keep_off_disks(&format!("what the VM {id} prints may be swapped"));
+                kept.unwrap_or_else(|problem| tracing::error!(%problem, "a VM is found"));
+            }
             let (vm, requests) =
                 Vm::new(spec, paths, since, log, status_of(&record), &host.changes);
             let mut owner = Owner::new(host.clone(), vm.clone(), requests);
@@ -283,7 +288,10 @@ enum Enlisted {
 
 /// The answer where this start is here already.
 async fn same(vm: Arc<Vm>, spec: &VmSpec, what: String) -> Result<Arc<Vm>, Problem> {
-    if vm.spec != *spec {
+    // A controller of the version before does not say this.
+    let keeps_free_memory = vm.spec.machine.keeps_free_memory;
+    let machine = Machine { keeps_free_memory, ..spec.machine.clone() };
+    if vm.spec != (VmSpec { machine, ..spec.clone() }) {
         return Err(Problem::conflict(what, "this start of it is here with another spec"));
     }
     match vm.ask(Request::Started).await {

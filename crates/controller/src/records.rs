@@ -365,7 +365,7 @@ pub struct LogKept {
     pub dropped_lines: u64,
     /// Number of the last line that was dropped.
     pub dropped_seq: u64,
-    /// The last line says that what follows the line is not kept.
+    /// The last line of the guest says that what follows is not kept.
     #[serde(default)]
     pub hides: bool,
 }

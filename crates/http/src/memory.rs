@@ -1,10 +1,12 @@
 //! Keeps the memory of this process, and of the programs that it starts, off the disks of its host.
 
 use std::io;
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use perigee_model::Problem;
 
 /// The number of the capability `CAP_IPC_LOCK`.
 const CAP_IPC_LOCK: u32 = 14;
@@ -70,6 +72,33 @@ pub fn dump_no_core() -> io::Result<()> {
     setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
     // The limit does not count for a core that the kernel hands to a program. With this none has any memory.
     std::fs::write("/proc/self/coredump_filter", "0")
+}
+
+/// Keeps this process's memory off this host's disks. What may not leave another site must not get into a swap file or a core dump here.
+/// To be called before such data come. Only the first call does something.
+///
+/// # Errors
+/// `Unsupported` when the kernel does not allow it.
+pub fn keep_off_disks(what: &str) -> Result<(), Problem> {
+    static DONE: OnceLock<Result<(), String>> = OnceLock::new();
+    let done = DONE.get_or_init(|| {
+        // Under a limit the lock would succeed, and memory would be refused later.
+        allow_locked_memory().map_err(|error| error.to_string())?;
+        dump_no_core().map_err(|error| error.to_string())?;
+        // Only what is touched takes memory.
+        let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+        // SAFETY: mlockall takes no pointer, and changes nothing that the process can see in its memory.
+        let locked = Errno::result(unsafe { libc::mlockall(flags) });
+        locked.map(drop).map_err(|error| error.to_string())
+    });
+    done.as_ref().copied().map_err(|error| {
+        let why = format!(
+            "its policy is leave-site: never, and this host's memory can't be kept off its disks: {error}"
+        );
+        Problem::unsupported(what, why).next(
+            "run this daemon as root, or without a limit of locked memory (`ulimit -l unlimited`)",
+        )
+    })
 }
 
 #[cfg(test)]

@@ -166,6 +166,9 @@ pub struct GuestMessage {
     pub body: GuestBody,
 }
 
+/// In the place of a reason that may not leave the site of the job's data.
+const HIDDEN: &str = "why may not leave the site of this job's data";
+
 impl GuestMessage {
     /// The message without the command's own words.
     #[must_use]
@@ -180,6 +183,10 @@ impl GuestMessage {
                 why: "the names of files may not leave the site of this job's data".to_owned(),
                 is_lost,
             }),
+            GuestBody::Failed { .. } => GuestBody::Failed { reason: HIDDEN.to_owned() },
+            GuestBody::Finished { lacks: Some(_), output_bytes, output_sha256 } => {
+                GuestBody::Finished { lacks: Some(HIDDEN.to_owned()), output_bytes, output_sha256 }
+            }
             body => body,
         };
         Self { body, ..self }

@@ -37,6 +37,7 @@ use perigee_block::stats::StatsTable;
 use perigee_block::switch::Switch;
 use perigee_http::PeerIdentity;
 use perigee_http::certificate::now_ms;
+use perigee_http::memory::keep_off_disks;
 use perigee_model::client::Over;
 use perigee_model::volume::Unanswered;
 use perigee_model::{Epoch, HostId, ImageName, LayerId, Problem, ProblemKind, VolumeName};
@@ -47,7 +48,6 @@ use uuid::Uuid;
 use crate::admissions::Admissions;
 use crate::ahead::Ahead;
 use crate::boot_secrets::BootSecrets;
-use crate::memory;
 use crate::preconnected::{Arriving, Preconnected};
 use crate::proxies::{Proxies, ProxySlot};
 use crate::proxy::ProxySession;
@@ -560,7 +560,7 @@ impl PoolExports {
             Opened::Moved { nbd_addr } => return Ok(Err(nbd_addr)),
         };
         if upstream.is_confined() {
-            memory::keep_off_disks(&format!("can't open volume {volume}"))?;
+            keep_off_disks(&format!("can't open volume {volume}"))?;
         }
         let cached = upstream.incarnation().map(|which| self.proxies.cached(volume, which));
         let learning = cached.clone().filter(|_| !upstream.is_confined()).map(|cached| {

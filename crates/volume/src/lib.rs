@@ -50,7 +50,6 @@ mod exports;
 mod handover;
 mod iscsi_clients;
 mod measure;
-mod memory;
 mod metrics;
 mod observe;
 mod offline;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use perigee_http::memory::keep_off_disks;
 use perigee_model::Problem;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -37,6 +38,10 @@ pub struct Started {
 
 /// Starts QEMU. After a failure no process is left.
 pub async fn start(vm: &Vm, host: &Host) -> Result<Started, Problem> {
+    if vm.spec.locks_memory || vm.spec.hides_output {
+        // This process sees what the guest prints, before it drops the words.
+        keep_off_disks(&format!("can't start the VM {}", vm.id()))?;
+    }
     host.open_ahead(vm.spec.disks.iter().map(export).collect());
     if let Some(file) = firmware_file(vm.spec.machine.firmware)
         && !Path::new(file).exists()

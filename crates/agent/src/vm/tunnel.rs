@@ -208,6 +208,7 @@ pub async fn way_in(vm: &Vm, host: &Host, qmp: &Qmp) -> Result<String, QmpError>
         reason: problem.to_string(),
     };
     let tls = host.network.identity().map(|_| vm.dir.tls());
+    check_encrypted(vm, host).map_err(odd)?;
     if tls.is_some() {
         vm.make_migration_key().map_err(odd)?;
     }
@@ -233,6 +234,17 @@ pub async fn way_in(vm: &Vm, host: &Host, qmp: &Qmp) -> Result<String, QmpError>
     let inside = format!("unix:{}", vm.dir.migration_in().display());
     listen_for_migration(qmp, &inside, compressed, None).await?;
     Ok(format!("tcp:{at}"))
+}
+
+/// # Errors
+/// `Unsupported` if the VM has data that may not leave another site, and nothing would encrypt its memory on the way.
+pub fn check_encrypted(vm: &Vm, host: &Host) -> Result<(), Problem> {
+    if !vm.spec.locks_memory || host.network.identity().is_some() {
+        return Ok(());
+    }
+    let why =
+        "it has data that may not leave another site, and the hosts of this cluster do not encrypt";
+    Err(Problem::unsupported(format!("can't migrate the VM {}", vm.id()), why))
 }
 
 async fn receive(vm: &Vm, host: &Host) -> Result<Option<(Process, SocketAddr)>, Problem> {

@@ -677,7 +677,7 @@ pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<V
         machine: Machine {
             cpus_least: spec.cpus_max.map(|_| spec.cpus),
             memory_least_bytes: most_bytes.map(|_| spec.memory_bytes),
-            keeps_free_memory: placement.disks.iter().any(|disk| disk.leave_site.is_never()),
+            keeps_free_memory: leave_site::may_be_locked(&run.record.value, placement),
             ..machine_of(&run.record.value)
         },
     })

@@ -105,8 +105,11 @@ pub async fn mark(
 
 /// What a job prints may not come here while it `hides`: one line takes the place of all of them.
 pub fn hide(kept: &mut LogKept, hides: bool, lines: &mut Vec<LogLine>) {
-    if lines.is_empty() || !hides {
-        kept.hides &= lines.is_empty();
+    if lines.is_empty() {
+        return;
+    }
+    if !hides {
+        kept.hides = false;
         return;
     }
     lines.truncate(usize::from(!kept.hides));

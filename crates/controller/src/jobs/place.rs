@@ -108,6 +108,8 @@ pub(super) fn disks(
         temporary: true,
         leave_site: match role {
             DiskRole::Seed | DiskRole::CloudInit => LeaveSite::Allowed,
+            // It has the image's data, also where what the job writes may leave.
+            DiskRole::Root if confined.image_at.is_some() => LeaveSite::Never,
             _ => LeaveSite::confined(confined.writes_at.is_some()),
         },
     };

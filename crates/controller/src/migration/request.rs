@@ -112,9 +112,7 @@ fn checked(
     if let Some(why) = tpm::refusal(job, Some(&report)) {
         return refuse(format!("the host can't have VMs with a TPM now: {why}"));
     }
-    if let Some(placement) = &job.placement {
-        leave_site::check_migration(cluster, &placement.disks, (&from, to), is_asked)?;
-    }
+    leave_site::check_migration(cluster, job, (&from, to), is_asked)?;
     Ok(Checked { from, report })
 }
 

@@ -20,7 +20,7 @@ use perigee_model::{
 };
 
 use crate::cluster::{Cluster, HostLink};
-use crate::records::{ImageRecord, JobRecord, PlacedDisk, image_key};
+use crate::records::{ImageRecord, JobRecord, PlacedDisk, Placement, image_key, vm_of};
 use crate::storage::{left_behind, replicas, volumes};
 use crate::{level, networks};
 
@@ -142,11 +142,12 @@ pub fn is_controller_at(cluster: &Cluster, host: &HostId) -> bool {
 pub fn hides_output(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId) -> bool {
     let site = |host: &HostId| site_of(cluster, host).ok();
     let here = site(at).filter(|here| cluster.settings.site.as_ref() == Some(here));
-    // A VM without a job has no output. A job's root disk is confined if its output is.
-    let is_written = |role| matches!(role, DiskRole::Output | DiskRole::Root);
-    let mut confined =
-        disks.iter().filter(|disk| is_written(disk.role) && disk.leave_site.is_never());
-    confined.any(|disk| here.is_none() || site(&disk.home) != here)
+    // A VM without a job has no output. A job's root disk may have an image's confined data, and what the job writes may leave all the same.
+    let of = |role| disks.iter().find(move |disk| disk.role == role);
+    let written = of(DiskRole::Output).or_else(|| of(DiskRole::Root));
+    written.is_some_and(|disk| {
+        disk.leave_site.is_never() && (here.is_none() || site(&disk.home) != here)
+    })
 }
 
 /// Whether a VM at this host uses confined data of another site. A home that is not known any more counts as one.
@@ -157,30 +158,49 @@ pub fn is_far_from_confined(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId
     confined.any(|disk| here.is_none() || site(&disk.home) != here)
 }
 
-/// Refuses to move a VM that uses confined data to another site, unless a person asks for it: its memory has some of the data. There the
-/// memory is locked, as that of a VM that starts there.
+/// Whether the memory of this record's VM may have to be locked at another site, to which a person moves it. A VM whose memory has a range
+/// and a VM of a gang are never moved there.
+pub fn may_be_locked(record: &JobRecord, placement: &Placement) -> bool {
+    let is_confined = placement.disks.iter().any(|disk| disk.leave_site.is_never());
+    is_confined && record.job.spec.memory_max_bytes.is_none() && record.kind.member().is_none()
+}
+
+/// Refuses to move a VM to another site than that of its confined data, unless a person asks for it: its memory has some of the data. There
+/// the memory is locked, as that of a VM that starts there.
 ///
 /// # Errors
 /// `Conflict`, which names a volume and the sites.
 pub fn check_migration(
     cluster: &Cluster,
-    disks: &[PlacedDisk],
+    record: &JobRecord,
     (from, to): (&HostId, &HostId),
     is_asked: bool,
 ) -> Result<(), Problem> {
     let (here, there) = (site_of(cluster, from)?, site_of(cluster, to)?);
-    let confined = disks.iter().find(|disk| disk.leave_site.is_never());
-    let Some(disk) = confined.filter(|_| here != there && !is_asked) else { return Ok(()) };
+    let Some(placement) = &record.placement else { return Ok(()) };
+    if here == there || !is_far_from_confined(cluster, &placement.disks, to) {
+        return Ok(());
+    }
+    let may_be_locked = may_be_locked(record, placement);
+    let confined = placement.disks.iter().find(|disk| disk.leave_site.is_never());
+    let Some(disk) = confined.filter(|_| !(is_asked && may_be_locked)) else { return Ok(()) };
     let why = format!(
         "it uses volume {}, whose policy is leave-site: never, so its memory may have some of that; \
          {from} is at site {here} and {to} at {there}, and a live migration brings the memory there",
         disk.volume
     );
-    Err(Problem::conflict(format!("can't move it to {to}"), why)
-        .next(format!("let it run where it is, or move it yourself: perigee vm move VM {to}")))
+    let refused = Problem::conflict(format!("can't move it to {to}"), why);
+    Err(match may_be_locked {
+        true => {
+            let vm = vm_of(&record.job.id);
+            refused.next(format!("let it run where it is, or ask: perigee vm move {vm} {to}"))
+        }
+        false => refused.next("let it run where it is: its memory can't be locked there"),
+    })
 }
 
-/// Has the VM's memory and what it prints kept off the disks of this host, if it uses confined data of another site.
+/// The spec with which the VM arrives at this host. If the VM uses confined data of another site, its memory and what it prints stay off the
+/// disks there.
 ///
 /// # Errors
 /// `Conflict` if the VM's machine does not allow it.
@@ -192,17 +212,10 @@ pub fn confine_arriving(
 ) -> Result<VmSpec, Problem> {
     let locks_memory = is_far_from_confined(cluster, disks, to);
     let keeps_free_memory = spec.machine.keeps_free_memory || spec.locks_memory;
-    let why_not = if locks_memory && !keeps_free_memory {
-        Some("it runs since before this was possible, or since before its data became confined")
-    } else if locks_memory && spec.machine.memory_least_bytes.is_some() {
-        Some("its memory has a range, and what is locked is all there from the beginning")
-    } else {
-        None
-    };
-    if let Some(why) = why_not {
+    if locks_memory && !keeps_free_memory {
         let what = format!("can't move VM {} to {to}", spec.vm);
-        let why = format!("its memory would have to be locked there: {why}");
-        return Err(Problem::conflict(what, why).next("let it run at the site of its data"));
+        let why = "its memory would have to be locked there, and it was started by an earlier version of Perigee";
+        return Err(Problem::conflict(what, why).next("start it again first"));
     }
     Ok(VmSpec {
         locks_memory,

@@ -1,7 +1,7 @@
 //! Jobs and moves with a volume that may not leave its site. `tpch` is at `cloud1`, jobs start at `home1`.
 
 use perigee_model::guest::{GuestBody, LogStream};
-use perigee_model::job::{Access, JobSpec, JobState};
+use perigee_model::job::{Access, JobSpec, JobState, Start};
 use perigee_model::leave_site::SetLeaveSite;
 use perigee_model::persistent_vm::{NewVm, PowerRequest, VmState};
 use perigee_model::plan::Way;
@@ -10,10 +10,9 @@ use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::{VolumeMoveCause, VolumesOnMove};
 use perigee_model::{DiskRole, ImageName, LeaveSite, ProblemKind, VmId};
 
-use super::fake::FakeHost;
 use super::migrations::switch_from;
 use super::persistent_vms::{new_vm, web};
-use super::{Lab, data_volume, finish, running_as, spec, vm_of, vm_spec, wait_for};
+use super::{FakeHost, Lab, data_volume, finish, running_as, spec, vm_of, vm_spec, wait_for};
 use crate::cleaner::Pending;
 use crate::records::{ImageRecord, image_key};
 use crate::storage::leave_site::{self, Of};
@@ -264,7 +263,36 @@ async fn a_vm_that_gives_its_free_memory_back_does_not_go_where_its_memory_would
     assert_eq!(refused.kind, ProblemKind::Conflict);
     let machine = Machine { keeps_free_memory: true, ..vm_spec().machine };
     assert!(of(VmSpec { machine: machine.clone(), ..vm_spec() }).expect("it may").locks_memory);
-    let machine = Machine { memory_least_bytes: Some(1 << 28), ..machine };
-    let refused = of(VmSpec { machine, ..vm_spec() }).expect_err("it has a range");
-    assert!(refused.why.contains("range"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_vm_whose_memory_has_a_range_stays_at_the_site_of_its_confined_data() {
+    let lab = confined().await;
+    let spec = spec(Access::Read);
+    let memory_max_bytes = Some(2 * spec.memory_bytes);
+    let start = Start::Host(lab.cloud.id.clone());
+    let id = lab.submit(JobSpec { memory_max_bytes, start, ..spec }).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.cloud, &vm).await;
+    lab.cloud.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    assert!(!lab.cloud.inside().vms[&vm].report.spec.machine.keeps_free_memory);
+    let moved = vms::move_to(&lab.cluster, &vm, lab.home.id.clone(), VolumesOnMove::Stay).await;
+    let refused = moved.expect_err("its memory can't be locked");
+    assert!(refused.to_string().contains("can't be locked"), "{refused}");
+}
+
+/// What it writes may leave, and what it has of its image may not.
+#[tokio::test]
+async fn a_vm_of_a_confined_image_has_its_memory_locked_at_another_site() {
+    let lab = confined().await;
+    let image = ImageName::new("copy").expect("a name");
+    let ask = Snapshot { image: image.clone() };
+    images::snapshot(&lab.cluster, &data_volume(), &ask).await.expect("an image");
+    let (volumes, writes) = (Vec::new(), LeaveSite::Allowed);
+    let id = lab.submit(JobSpec { image, volumes, writes, ..spec(Access::Read) }).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.home, &vm).await;
+    let started = lab.home.inside().vms[&vm].report.spec.clone();
+    assert!(started.locks_memory && !started.hides_output, "{started:?}");
 }

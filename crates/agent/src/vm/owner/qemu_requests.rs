@@ -1,5 +1,6 @@
 //! Carries out what a migration asks of QEMU, if its switchover allows that.
 
+use perigee_model::Problem;
 use perigee_model::switchover::{QemuRequest, Switchover};
 use serde_json::json;
 
@@ -61,6 +62,11 @@ impl Owner {
         else {
             return Ok(());
         };
+        let plain = |problem: Problem| QmpError::Odd {
+            command: "migrate".to_owned(),
+            reason: problem.to_string(),
+        };
+        tunnel::check_encrypted(&self.vm, &self.host).map_err(plain)?;
         let on = |name: &str| json!({"capability": name, "state": true});
         let capabilities =
             ["pause-before-switchover", "return-path", "events", "auto-converge"].map(on);
