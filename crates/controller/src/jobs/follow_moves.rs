@@ -1,6 +1,6 @@
 //! The homes of a job's volumes: where they are when one has moved, and which are still to come to the VM.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use perigee_model::job::{HostState, JobState};
 use perigee_model::plan::Way;
@@ -13,7 +13,10 @@ use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::migration::by_itself;
 use crate::planning;
-use crate::records::{JobIntent, JobRecord, PlacedDisk, job_intent_key, vm_of};
+use crate::records::{
+    JobIntent, JobRecord, PlacedDisk, VolumeMoveIntent, job_intent_key, vm_of,
+    volume_move_intent_key,
+};
 use crate::storage::{leave_site, moves, replicas};
 
 /// Why a volume does not follow its VM any more.
@@ -149,22 +152,32 @@ impl Run {
         if leave_site::is_far_from_confined(&self.cluster, std::slice::from_ref(&disk), &host) {
             return self.leave_volume(&disk, "its policy is leave-site: never").await;
         }
-        if let Some(why) = self.called_off(&volume, &host, &cause) {
-            return self.leave_volume(&disk, &why).await;
+        let ended = self.called_off(&volume, &host, &cause).await?;
+        if let Some(CalledOff { why, may_pass }) = &ended
+            && (!may_pass || self.has_no_patience())
+        {
+            return self.leave_volume(&disk, why).await;
         }
         let asked = moves::request(&self.cluster, &volume, &host, cause).await;
         let Err(problem) = asked else {
-            self.follow_refused = None;
+            if ended.is_none() {
+                self.follow_refused = None;
+            }
             return Ok(());
         };
-        let since = *self.follow_refused.get_or_insert_with(Instant::now);
         let why = format!("{}: {}", problem.what, problem.why);
-        if since.elapsed() >= self.cluster.timing.follow_patience {
+        if self.has_no_patience() {
             return self.leave_volume(&disk, &why).await;
         }
         // Asked again with the next figures.
         self.refuse(Way::Copy, host, why);
         Ok(())
+    }
+
+    /// Whether a volume that is to come to the VM has been refused for too long.
+    fn has_no_patience(&mut self) -> bool {
+        let since = *self.follow_refused.get_or_insert_with(Instant::now);
+        since.elapsed() >= self.cluster.timing.follow_patience
     }
 
     /// If a person has called off that volumes come to the VM, those that have not come stay where they are. A volume
@@ -237,20 +250,30 @@ impl Run {
         self.record.save().await
     }
 
-    /// Why its move to the VM's host was called off since the VM is there; `None` if it was not.
-    fn called_off(
+    /// How its move to the VM's host was called off since the VM is there; `None` if it was not.
+    async fn called_off(
         &self,
         volume: &VolumeName,
         host: &HostId,
         cause: &VolumeMoveCause,
-    ) -> Option<String> {
-        let last = self.cluster.index.volume_move(volume)?;
+    ) -> Result<Option<CalledOff>, Problem> {
+        let Some(last) = self.cluster.index.volume_move(volume) else { return Ok(None) };
         let shown = &last.view;
         let is_called_off = shown.cause == *cause
             && shown.to == *host
             && shown.state == VolumeMoveState::CalledOff
             && shown.started_ms >= self.record.value.meter.arrived_ms;
-        is_called_off.then(|| shown.problem.clone())
+        if !is_called_off {
+            return Ok(None);
+        }
+        let intent: Option<VolumeMoveIntent> =
+            self.cluster.records.read(&volume_move_intent_key(volume)).await?;
+        let is_asked = intent.is_some_and(|intent| intent.cancel == last.number);
+        let lasted_ms = shown.ended_ms.unwrap_or(shown.started_ms) - shown.started_ms;
+        // What refuses it for good ends it at once.
+        let may_pass =
+            !is_asked && Duration::from_millis(lasted_ms) >= self.cluster.timing.take_patience;
+        Ok(Some(CalledOff { why: shown.problem.clone(), may_pass }))
     }
 
     /// Forgets the moves of the volumes that were only for this job.
@@ -263,6 +286,13 @@ impl Run {
         }
         Ok(())
     }
+}
+
+/// How a volume's move was called off.
+struct CalledOff {
+    why: String,
+    /// A host did not answer for too long: the next move may do better.
+    may_pass: bool,
 }
 
 /// A disk of the job whose volume lost a part with a host that was removed, and that host.

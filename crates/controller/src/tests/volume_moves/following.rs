@@ -1,6 +1,9 @@
 //! Volumes that come after their VM.
 
+use std::time::Duration;
+
 use super::*;
+use crate::tests::PATIENCE;
 
 #[tokio::test]
 async fn volumes_that_follow_their_vm_leave_nothing_behind() {
@@ -131,4 +134,33 @@ async fn calling_off_what_follows_a_vm_leaves_a_person_s_own_move_of_a_volume() 
     finish(&lab.cloud, &third, &vm);
     lab.wait_for_state(&id, JobState::Succeeded).await;
     lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
+async fn a_volume_follows_its_vm_when_a_host_that_was_silent_for_too_long_answers_again() {
+    let mut lab = Lab::up().await;
+    let (id, vm) = running(&lab).await;
+    lab.supervisor.stop().await;
+    let take_patience = Duration::from_millis(100);
+    lab.start_controller(Timing { take_patience, follow_patience: PATIENCE, ..TIMING }).await;
+    let to = lab.cloud.id.clone();
+    vms::move_to(&lab.cluster, &vm, to, VolumesOnMove::Follow).await.expect("move");
+    wait_for("the source to be asked", async || {
+        lab.home.inside().vms[&vm].asked.is_some().then_some(())
+    })
+    .await;
+    lab.cloud.inside().moves.stands_still = true;
+    switch(&lab, &vm);
+    wait_for("its second move to be called off", async || {
+        let last = lab.cluster.index.volume_move(&own(&vm, "root"))?;
+        (last.number > 1 && last.view.state == VolumeMoveState::CalledOff).then_some(())
+    })
+    .await;
+    lab.cloud.inside().moves.stands_still = false;
+    wait_for_no_followers(&lab, &vm).await;
+    for part in ["root", "seed", "out"] {
+        assert_eq!(home_in_record(&lab, &id, own(&vm, part).as_str()).await, lab.cloud.id);
+    }
+    finish(&lab.cloud, &lab.cloud, &vm);
+    lab.wait_for_state(&id, JobState::Succeeded).await;
 }
