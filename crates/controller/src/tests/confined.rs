@@ -8,7 +8,7 @@ use perigee_model::plan::Way;
 use perigee_model::vm::{Machine, NetworkKind, VmSpec};
 use perigee_model::volume::Snapshot;
 use perigee_model::volume_move::{VolumeMoveCause, VolumesOnMove};
-use perigee_model::{DiskRole, ImageName, LeaveSite, ProblemKind, VmId};
+use perigee_model::{DiskRole, ImageName, JobId, LeaveSite, ProblemKind, VmId};
 
 use super::migrations::switch_from;
 use super::persistent_vms::{new_vm, web};
@@ -216,17 +216,34 @@ async fn no_move_is_begun_or_planned_that_the_home_would_refuse() {
     if let Some(migrate) = migrate {
         assert!(migrate.reason.contains("leave-site: never"), "{}", migrate.reason);
     }
-    let (id, _) = running_as(&lab, spec(Access::Read)).await;
+    let (id, vm) = runs_beside_its_data(&lab, spec(Access::Read)).await;
     let record = jobs::record(&lab.cluster, &id).await.expect("its record");
     let pending = Pending::of(&lab.cluster, &id).await.expect("what is to be removed");
-    let refused = migration::check(&lab.cluster, &record, &lab.cloud.id, &pending);
-    let refused = refused.expect_err("its memory has some of it");
+    let may_move = |to| migration::check(&lab.cluster, &record, to, &pending);
+    let refused = may_move(&lab.home.id).expect_err("its memory has some of it");
     assert!(refused.to_string().contains("leave-site: never"), "{refused}");
+    let asks = format!("perigee vm move {vm} home1");
+    assert!(refused.next.contains(&asks), "{refused}");
+}
+
+/// At the site of the data.
+async fn runs_beside_its_data(lab: &Lab, spec: JobSpec) -> (JobId, VmId) {
+    let start = Start::Host(lab.cloud.id.clone());
+    let id = lab.submit(JobSpec { start, ..spec }).await;
+    let vm = vm_of(&id);
+    lab.wait_for_vm(&lab.cloud, &vm).await;
+    lab.cloud.say(&vm, GuestBody::Started);
+    lab.wait_for_state(&id, JobState::Running).await;
+    (id, vm)
 }
 
 /// The VM has arrived there, and this is what it was started with.
 async fn moves(lab: &Lab, vm: &VmId, from: &FakeHost, to: &FakeHost) -> VmSpec {
-    vms::move_to(&lab.cluster, vm, to.id.clone(), VolumesOnMove::Stay).await.expect("it moves");
+    // What the move before has left there is removed first.
+    wait_for("the move to begin", async || {
+        vms::move_to(&lab.cluster, vm, to.id.clone(), VolumesOnMove::Stay).await.ok()
+    })
+    .await;
     wait_for("the source to be asked", async || {
         from.inside().vms[vm].asked.is_some().then_some(())
     })
@@ -270,12 +287,7 @@ async fn a_vm_whose_memory_has_a_range_stays_at_the_site_of_its_confined_data() 
     let lab = confined().await;
     let spec = spec(Access::Read);
     let memory_max_bytes = Some(2 * spec.memory_bytes);
-    let start = Start::Host(lab.cloud.id.clone());
-    let id = lab.submit(JobSpec { memory_max_bytes, start, ..spec }).await;
-    let vm = vm_of(&id);
-    lab.wait_for_vm(&lab.cloud, &vm).await;
-    lab.cloud.say(&vm, GuestBody::Started);
-    lab.wait_for_state(&id, JobState::Running).await;
+    let (_, vm) = runs_beside_its_data(&lab, JobSpec { memory_max_bytes, ..spec }).await;
     assert!(!lab.cloud.inside().vms[&vm].report.spec.machine.keeps_free_memory);
     let moved = vms::move_to(&lab.cluster, &vm, lab.home.id.clone(), VolumesOnMove::Stay).await;
     let refused = moved.expect_err("its memory can't be locked");

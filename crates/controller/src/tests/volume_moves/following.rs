@@ -143,8 +143,12 @@ async fn a_volume_follows_its_vm_when_a_host_that_was_silent_for_too_long_answer
     lab.supervisor.stop().await;
     let take_patience = Duration::from_millis(100);
     lab.start_controller(Timing { take_patience, follow_patience: PATIENCE, ..TIMING }).await;
-    let to = lab.cloud.id.clone();
-    vms::move_to(&lab.cluster, &vm, to, VolumesOnMove::Follow).await.expect("move");
+    // The hosts have to report first.
+    wait_for("the move to begin", async || {
+        let to = lab.cloud.id.clone();
+        vms::move_to(&lab.cluster, &vm, to, VolumesOnMove::Follow).await.ok()
+    })
+    .await;
     wait_for("the source to be asked", async || {
         lab.home.inside().vms[&vm].asked.is_some().then_some(())
     })
