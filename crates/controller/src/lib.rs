@@ -55,6 +55,7 @@
 //! | What waits for a volume that moves, and what does the volume wait for? | `cluster/index/homes.rs`, `jobs/follow_moves.rs` |
 //! | How do migrations share a link? | `migration/sharing.rs` (turns), `planning/shared_links.rs` (the largest share, the time left); the queues: `cluster/lanes.rs` |
 //! | What happens to a job, step by step? | `jobs/driver.rs` |
+//! | How is a VM made of the backup of one, and what if the controller is killed meanwhile? | `vms/from_backup.rs`, `jobs/from_backup.rs`; each disk: `storage/backups/restore.rs` |
 //! | What happens to a job whose host is gone? | `jobs/restart.rs` |
 //! | What leaves a host that is drained, and what keeps it there? | `drain/mod.rs`, `drain/facts.rs`; what becomes of each: `planner/src/drain.rs`; which hosts those are: `cluster/drains.rs` |
 //! | When does the cluster rent a host by itself, and for which jobs? | `rentals/automatic/mod.rs`; what the rule sees: `planning/renting.rs`; what is remembered: `cluster/renter.rs`; the rule: `planner/src/rent/mod.rs`; which jobs start there: `planner/src/queue/rented.rs` |

@@ -139,8 +139,10 @@ impl Supervisor {
         backups::drive_all(cluster).await?;
         for record in cluster.unfinished_jobs() {
             let id = &record.job.id;
-            // A queued job has no driver while it waits, unless a person requested something of it, or it was about to be placed.
-            let waits = record.job.state == JobState::Queued && record.ending.is_none();
+            // A queued job has no driver while it waits, unless a person requested something of it, or it was about to be placed. A VM's disks may be being made.
+            let waits = record.job.state == JobState::Queued
+                && record.ending.is_none()
+                && !record.kind.is_made_of_backup();
             if !waits || asked.contains(&job_intent_key(id)) || jobs::is_reserved(cluster, &record)
             {
                 cluster.drive_job(id);

@@ -140,6 +140,8 @@ pub struct Definition {
     pub bridges: Vec<String>,
     /// How long a VM's request waits for the home of its volume that does not answer; `None`: as by default.
     pub home_patience_s: Option<u64>,
+    /// How much per second hosts fetch in the background, of images as of backups; `None`: as by default.
+    pub fill_bytes_per_s: Option<u64>,
     /// Hosts that can be rented while the lab runs.
     #[serde(default)]
     pub rent: Rent,
@@ -164,6 +166,7 @@ impl Definition {
             guests_reach: Vec::new(),
             bridges: Vec::new(),
             home_patience_s: None,
+            fill_bytes_per_s: None,
             rent: Rent::default(),
         }
     }

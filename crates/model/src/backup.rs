@@ -20,7 +20,8 @@ use utoipa::ToSchema;
 
 use crate::persistent_vm::NewVm;
 use crate::{
-    BackupName, HostId, LayerId, LeaveSite, Problem, ScheduleName, TenantName, VmId, VolumeName,
+    BackupName, HostId, LayerId, LeaveSite, OwnerName, Problem, ScheduleName, TenantName, VmId,
+    VolumeName,
 };
 
 const S3: &str = "s3://";
@@ -104,7 +105,7 @@ impl BackupTarget {
 pub enum BackupOf {
     /// A volume.
     Volume(VolumeName),
-    /// A VM without a job: its root disk, and the volumes that it writes.
+    /// A VM without a job: its own disks, and the volumes that it writes.
     Vm(VmId),
 }
 
@@ -264,6 +265,9 @@ pub struct RestoreVmBackup {
     pub host: Option<HostId>,
     /// Where the backup is; `None`: where the controller knows it.
     pub from: Option<BackupTarget>,
+    /// All bytes are read and checked before the VM is made. Otherwise the VM can be started at once, and bytes of its disks come afterwards.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
 }
 
 /// Has a backup read, and compared with its checksums.
@@ -329,10 +333,10 @@ pub struct VmBackup {
     pub parts: Vec<VmBackupPart>,
 }
 
-/// One of a VM's other disks.
+/// One of a VM's other disks: a volume that it writes, the variables of its firmware, or the state of its TPM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmBackupPart {
-    /// The volume, as the VM names it.
+    /// The volume. One that is not among the VM's volumes is a disk of its own, and its name says which (`VM-nvram`, `VM-tpm`).
     pub volume: VolumeName,
     /// The backup of the volume, at the same target.
     pub backup: BackupName,
@@ -409,6 +413,12 @@ pub struct RestoreVolume {
     /// which block: all bytes are read and checked first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_once: Option<LayerId>,
+    /// The new layer that gets all bytes first, where the volume is not made at once; `None`, or an older host: the host draws its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<LayerId>,
+    /// Whose own disk the volume is, as in `CreateVolume`. An older host makes nobody's volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<OwnerName>,
 }
 
 /// A layer of a host that still gets bytes from a backup.

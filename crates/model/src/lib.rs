@@ -7,7 +7,7 @@
 //! | What do the daemons say to each other? | `volume.rs`, `vm.rs`, `job.rs`, `controller/openapi.json` |
 //! | What do host and guest say to each other? | `guest.rs` |
 //! | Which state follows which event? | `states.rs`; of a VM that migrates: `switchover.rs` |
-//! | What is a backup, and where is it? | `backup.rs`; which backups of a schedule are kept, and when the next one is due: `backup_schedule.rs` |
+//! | What is a backup, and where is it? | `backup.rs`; which backups of a schedule are kept, and when the next one is due: `backup_schedule.rs`; a VM whose disks are being made of one: `from_backup.rs` |
 //! | Which fields has a job file? | `job_file.rs` |
 //! | How many CPUs, how long a name, how large a volume: where are the limits? | `limits.rs`; which of them a job and a VM have: `spec.rs` |
 //! | How does a VM live without a job: what is wanted of it, and what happens next? | `persistent_vm.rs` (the decisions), `controller/src/jobs/persistent_vm.rs` (what its driver does), `controller/src/vms/persistent.rs` (what people ask for), `controller/src/vms/change.rs` (while it is off) |
@@ -65,6 +65,7 @@ pub mod drain;
 pub mod enrol;
 pub mod exposition;
 pub mod finding;
+pub mod from_backup;
 pub mod gang;
 pub mod grant;
 pub mod guest;

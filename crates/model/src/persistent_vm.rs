@@ -18,6 +18,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::from_backup::FromBackup;
 use crate::job::{JobState, Start};
 use crate::labels::Labels;
 use crate::limits::{SSH_KEYS, USER_DATA_BYTES};
@@ -107,6 +108,9 @@ pub struct PersistentVm {
     /// As [`NewVm::labels`].
     #[serde(default)]
     pub labels: Labels,
+    /// Its disks are being made of a backup, and it does not start before.
+    #[serde(default)]
+    pub from_backup: Option<FromBackup>,
 }
 
 /// How cloud-init configures a guest, where its image has that.
@@ -193,7 +197,18 @@ pub enum Next {
 impl PersistentVm {
     /// Whether the scheduler is to find a host for it.
     pub fn waits_for_a_host(&self) -> bool {
-        self.on && self.down.is_none()
+        self.on && self.down.is_none() && self.from_backup.is_none()
+    }
+
+    /// Its disks beside its volumes.
+    pub fn own_disks(&self) -> &'static [DiskRole] {
+        use DiskRole::{CloudInit, Nvram, Root, Tpm};
+        match (self.firmware.has_variables(), self.hardware.tpm) {
+            (false, false) => &[Root, CloudInit],
+            (true, false) => &[Root, CloudInit, Nvram],
+            (false, true) => &[Root, CloudInit, Tpm],
+            (true, true) => &[Root, CloudInit, Nvram, Tpm],
+        }
     }
 
     /// Whether this disk of its own has what the guest wrote, so that it is not made anew.

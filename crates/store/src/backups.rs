@@ -16,8 +16,7 @@ use std::sync::Arc;
 use perigee_block::device::IoError;
 use perigee_model::replica::SealedReplica;
 use perigee_model::volume::{CachePolicy, VolumeInfo};
-use perigee_model::{LayerId, LeaveSite, Problem, TenantName, VolumeName};
-use uuid::Uuid;
+use perigee_model::{LayerId, LeaveSite, OwnerName, Problem, TenantName, VolumeName};
 
 use crate::catalog::{self, LayerRow, NewVolume, failed};
 use crate::disk::blocks::index;
@@ -173,6 +172,8 @@ pub struct NewIncoming {
     pub tenant: TenantName,
     /// Whether it may leave its site.
     pub leave_site: LeaveSite,
+    /// Whose own disk it is.
+    pub owner: Option<OwnerName>,
 }
 
 impl NewIncoming {
@@ -184,7 +185,7 @@ impl NewIncoming {
             epoch: catalog::first_epoch(),
             tenant: self.tenant.clone(),
             cache: CachePolicy::default(),
-            owner: None,
+            owner: self.owner.clone(),
         }
     }
 }
@@ -244,22 +245,23 @@ impl Pool {
         .await
     }
 
-    /// All bytes are there: they become a volume.
+    /// All bytes are there: they become a volume on this new layer.
     ///
     /// # Errors
-    /// A conflict when the name was taken meanwhile; no space; unavailable when the work was stopped.
+    /// A conflict when the name was taken meanwhile, or there is such a layer; no space; unavailable when the work was stopped.
     pub async fn finish_incoming(
         self: &Arc<Self>,
         incoming: IncomingVolume,
         new: NewIncoming,
+        id: LayerId,
         work: Arc<Work>,
     ) -> Result<VolumeInfo, Problem> {
         let name = new.name.clone();
         // As an import: nobody else makes a layer with this id, or a volume with this name.
         self.change(move |pool| {
             let what = format!("can't restore volume {}", new.name);
-            pool.check_names_free(&what, std::slice::from_ref(&new.name))?;
-            let layer = pool.make_incoming(&incoming, &new, &work)?;
+            pool.check_incoming(&what, &new, id)?;
+            let layer = pool.make_incoming(&incoming, &new, id, &work)?;
             let added = pool.catalog.add_volume_on(&layer, &new.over(&layer));
             added.map_err(|error| pool.not_recorded(&what, &[layer.id], &error))?;
             pool.note_sealed();
@@ -269,14 +271,23 @@ impl Pool {
         self.volume_info(&name).await
     }
 
+    /// Whether the names of what is to be made are free.
+    fn check_incoming(&self, what: &str, new: &NewIncoming, id: LayerId) -> Result<(), Problem> {
+        self.check_names_free(what, std::slice::from_ref(&new.name))?;
+        match self.catalog.has_layer(id).map_err(failed(what))? {
+            true => Err(Problem::conflict(what, format!("layer {id} is here already"))),
+            false => Ok(()),
+        }
+    }
+
     fn make_incoming(
         &self,
         incoming: &IncomingVolume,
         new: &NewIncoming,
+        id: LayerId,
         work: &Work,
     ) -> Result<LayerRow, Problem> {
         let what = format!("can't restore volume {}", new.name);
-        let id = LayerId(Uuid::new_v4());
         let size_bytes = incoming.size_bytes;
         let (data_bytes, _) = self.make_layer(&what, &incoming.temp, size_bytes, id, work)?;
         let row = LayerRow::new(id, size_bytes, None);

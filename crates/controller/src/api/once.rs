@@ -214,9 +214,10 @@ async fn again(cluster: &Arc<Cluster>, caller: &Caller, made: &str) -> Result<Ag
             if !caller.sees_this_job(&record.job) {
                 return Err(jobs::unknown(&id));
             }
-            match record.kind.is_persistent_vm() {
-                true => is(vms::get(cluster, &vm_of(&id)).await?),
-                false => is(jobs::get(cluster, &id).await?),
+            match record.kind.persistent_vm() {
+                Some(vm) if vm.from_backup.is_some() => Ok(Again::IsMade),
+                Some(_) => is(vms::get(cluster, &vm_of(&id)).await?),
+                None => is(jobs::get(cluster, &id).await?),
             }
         }
         "volumes" => {
@@ -247,7 +248,15 @@ async fn image_again(cluster: &Arc<Cluster>, name: &str) -> Result<Again, Proble
     match (record, shown) {
         (None, shown) => is(shown?),
         (Some(record), _) if record.import.is_some() => Ok(Again::IsMade),
-        (Some(_), Err(problem)) if problem.kind == ProblemKind::NotFound => Ok(Again::IsNot),
+        (Some(record), Err(problem)) if problem.kind == ProblemKind::NotFound => {
+            match record.layer {
+                None => Ok(Again::IsNot),
+                Some(_) => {
+                    let why = "it is made, and no host that answers has it";
+                    Err(Problem::unavailable(format!("image {name}"), why).next(problem.next))
+                }
+            }
+        }
         (Some(_), shown) => is(shown?),
     }
 }

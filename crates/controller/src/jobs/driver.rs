@@ -244,6 +244,9 @@ impl Drives for Run {
         if let Some(collect) = self.record.value.collect.clone() {
             return self.collect(collect).await;
         }
+        if let Some(step) = self.make_of_backup().await? {
+            return Ok(step);
+        }
         if let Some(step) = self.persistent_step().await? {
             return Ok(step);
         }

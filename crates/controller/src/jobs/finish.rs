@@ -66,6 +66,7 @@ impl Run {
             }
             return Ok(Step::Wait(self.cluster.timing.poll));
         }
+        self.drop_restored_volumes().await?;
         if let Some(cleanup) = cleanup_of(&self.record.value, &moves) {
             cleaner::hand_over(&self.cluster, &cleanup).await?;
             cleaner::try_now(&self.cluster, &self.id).await?;

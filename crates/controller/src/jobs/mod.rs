@@ -23,6 +23,7 @@ mod ended;
 mod finish;
 mod follow;
 mod follow_moves;
+mod from_backup;
 mod gang;
 mod guest;
 mod log;
@@ -87,7 +88,7 @@ pub(crate) use guest::apply;
 pub use log::PAGE_LINES_MAX;
 #[cfg(test)]
 pub use log::read as log;
-pub use place::{job_of, number_of_root};
+pub use place::{job_of, number_of_root, own_volume};
 pub use restart::{Fate, Loss, fate};
 pub use stage::runner_places;
 pub(crate) use stage::take_over;

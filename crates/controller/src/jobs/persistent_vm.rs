@@ -465,14 +465,3 @@ pub(super) fn of_one_run(disks: &[PlacedDisk]) -> Vec<(HostId, VolumeName)> {
     let own = disks.iter().filter(|disk| disk.role == DiskRole::CloudInit);
     own.map(|disk| (disk.home.clone(), disk.volume.clone())).collect()
 }
-
-/// The disks of a VM without a job, beside its volumes.
-pub(super) fn own_disks(persistent: &PersistentVm) -> &'static [DiskRole] {
-    use DiskRole::{CloudInit, Nvram, Root, Tpm};
-    match (persistent.firmware.has_variables(), persistent.hardware.tpm) {
-        (false, false) => &[Root, CloudInit],
-        (true, false) => &[Root, CloudInit, Nvram],
-        (false, true) => &[Root, CloudInit, Tpm],
-        (true, true) => &[Root, CloudInit, Nvram, Tpm],
-    }
-}

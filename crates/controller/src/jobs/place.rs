@@ -1,13 +1,13 @@
 //! Queued: records the host that the scheduler has given to the job.
 
 use perigee_model::job::{Access, JobSpec};
+use perigee_model::persistent_vm::PersistentVm;
 use perigee_model::states::JobEvent;
 use perigee_model::vm::NetworkKind;
 use perigee_model::{DiskRole, HostId, JobId, LeaveSite, Problem, VolumeName};
 
 use super::cost;
 use super::driver::{Run, Step};
-use super::persistent_vm::own_disks;
 use crate::records::{PlacedDisk, Placement, vm_of};
 use crate::storage::leave_site::{self, Confined};
 use crate::{networks, planning};
@@ -44,7 +44,8 @@ impl Run {
         let (spec, restarts) = (&record.job.spec, record.restarts);
         let start = grant.host.clone();
         let is_persistent = record.kind.is_persistent_vm();
-        let own = record.kind.persistent_vm().map_or_else(|| job_disks(spec), own_disks);
+        let own =
+            record.kind.persistent_vm().map_or_else(|| job_disks(spec), PersistentVm::own_disks);
         let mut disks =
             disks(&self.id, spec, (&start, &confined), &grant.volume_homes, (own, restarts));
         if let Some(persistent) = record.kind.persistent_vm() {
@@ -134,7 +135,7 @@ pub(super) fn disks(
 }
 
 /// Volumes of an earlier start of the job may still exist, so each start has names of its own.
-pub(super) fn own_volume(job: &JobId, restarts: u32, role: DiskRole) -> VolumeName {
+pub fn own_volume(job: &JobId, restarts: u32, role: DiskRole) -> VolumeName {
     let suffix = match role {
         DiskRole::Output => "out".to_owned(),
         _ => role.to_string(),

@@ -118,14 +118,7 @@ impl Run {
             }
             (DiskRole::Seed, _) => self.make_seed(&home, disk, at).await,
             (DiskRole::CloudInit, _) => self.make_cloud_init(&home, disk).await,
-            (DiskRole::Nvram, _) => {
-                let firmware = self.record.value.kind.firmware(spec);
-                let flash = nvram::at_first(firmware)?;
-                self.make_with(&home, disk, nvram::BYTES as u64, flash).await
-            }
-            (DiskRole::Tpm, _) => {
-                self.create(&home, disk, Some(tpm::BYTES), VolumeSource::Empty).await
-            }
+            (DiskRole::Nvram | DiskRole::Tpm, _) => self.make_new(&home, disk).await,
             (DiskRole::Output, _) => {
                 let size_bytes = Some(whole_blocks(spec.output_bytes));
                 self.create(&home, disk, size_bytes, VolumeSource::Empty).await
@@ -149,6 +142,20 @@ impl Run {
             (DiskRole::Data(_), _) if disk.read_only => Ok(info(&home, disk).await?.epoch),
             (DiskRole::Data(_), _) => take_over(&home, disk).await,
         }
+    }
+
+    /// Makes the variables of the firmware, or the state of the TPM, of a VM that has never run.
+    pub(super) async fn make_new(
+        &self,
+        home: &HostLink,
+        disk: &PlacedDisk,
+    ) -> Result<Epoch, Problem> {
+        if disk.role == DiskRole::Tpm {
+            return self.create(home, disk, Some(tpm::BYTES), VolumeSource::Empty).await;
+        }
+        let firmware = self.record.value.kind.firmware(&self.job().spec);
+        let flash = nvram::at_first(firmware)?;
+        self.make_with(home, disk, nvram::BYTES as u64, flash).await
     }
 
     /// Adds the disk from which cloud-init starts the runner, if the image of a job does not have the runner itself.

@@ -272,6 +272,11 @@ pub(super) fn under_way() -> Option<Arc<Asked>> {
     ASKED.try_with(Arc::clone).ok()
 }
 
+/// Whether the request that this task carries out has made the record with this key before: it was broken off then, and is repeated now.
+pub fn has_made(key: &str) -> bool {
+    under_way().is_some_and(|asked| asked.made().as_deref() == Some(key))
+}
+
 /// Carries a request out.
 pub fn carry<T>(asked: Arc<Asked>, work: impl Future<Output = T>) -> impl Future<Output = T> {
     ASKED.scope(asked, work)

@@ -143,6 +143,14 @@ impl Kind {
         }
     }
 
+    /// Whether its disks are being made of a backup, which somebody has to do before anything else.
+    pub fn is_made_of_backup(&self) -> bool {
+        match self {
+            Self::Job | Self::Member(_) | Self::Gang(_) => false,
+            Self::PersistentVm(vm) => vm.from_backup.is_some(),
+        }
+    }
+
     /// Whether its VM is to be off, and its record stays.
     pub fn goes_down(&self) -> bool {
         match self {

@@ -20,7 +20,7 @@ use perigee_model::{
 
 use crate::accounts;
 use crate::cluster::{Cluster, HostLink};
-use crate::records::{ImageRecord, PlacedDisk, image_key};
+use crate::records::{ImageRecord, PlacedDisk, asked, image_key};
 use crate::storage::volumes::{self, or_silent, reachable};
 use crate::storage::{backups, left_behind};
 
@@ -208,6 +208,16 @@ async fn take_name(cluster: &Cluster, what: &str, record: &ImageRecord) -> Resul
             .next(format!("choose another name, or free it: `perigee image delete {name}`")));
     }
     Ok(())
+}
+
+/// Whether the request that is carried out has taken the name of a snapshot before, and was broken off before the image was known: it goes on now.
+async fn has_taken(cluster: &Cluster, name: &ImageName) -> Result<bool, Problem> {
+    let key = image_key(name);
+    if !asked::has_made(&key) {
+        return Ok(false);
+    }
+    let record: Option<ImageRecord> = cluster.records.read(&key).await?;
+    Ok(record.is_some_and(|record| record.layer.is_none() && record.import.is_none()))
 }
 
 /// Whether a host may not say that it has this image: it may have been broken into, and would give the image to a tenant.
@@ -446,7 +456,7 @@ pub async fn snapshot(
 /// The same of a VM's disk, at the home that the VM's record names.
 ///
 /// # Errors
-/// `Unavailable` while the disk moves to another home; as [`take_name`], or if the quota has no room.
+/// `Unavailable` while the disk moves to another home; `Conflict` while bytes of it are still to come from a backup; as [`take_name`], or if the quota has no room.
 pub async fn snapshot_disk(
     cluster: &Cluster,
     disk: &PlacedDisk,
@@ -457,6 +467,7 @@ pub async fn snapshot_disk(
         let why = format!("volume {} is moving to another home", disk.volume);
         return Err(Problem::unavailable(what(), why).next("try again in some seconds"));
     }
+    backups::check_whole(cluster, what(), &disk.volume).await?;
     let home = reachable(cluster, &disk.home)?;
     let info: VolumeInfo = home.volume.get(&format!("/v1/volumes/{}", disk.volume)).await?;
     seal(cluster, &home, &disk.volume, info.size_bytes, ask).await
@@ -472,9 +483,20 @@ async fn seal(
     let what = format!("can't snapshot volume {volume} as {}", ask.image);
     let _room = accounts::hold_volume(cluster, ask.image.as_str(), size_bytes).await?;
     let record = ImageRecord::new(ask.image.clone());
-    take_name(cluster, &what, &record).await?;
+    let is_again = has_taken(cluster, &ask.image).await?;
+    if !is_again {
+        take_name(cluster, &what, &record).await?;
+    }
     let path = format!("/v1/volumes/{volume}/snapshot");
-    match home.volume_slow.post::<ImageInfo>(&path, ask).await {
+    let made = match home.volume_slow.post::<ImageInfo>(&path, ask).await {
+        // The request of before has come to its end there. Nobody else makes an image with this name.
+        Err(problem) if is_again && problem.kind == ProblemKind::Conflict => {
+            let found = home.volume.get::<ImageInfo>(&format!("/v1/images/{}", ask.image)).await;
+            found.map_err(|_| problem)
+        }
+        made => made,
+    };
+    match made {
         Ok(info) => {
             bind(cluster, &ask.image, &info, Some(&home.id)).await?;
             Ok(ClusterImage { hosts: vec![home.id.clone()], ..view(&info) })

@@ -249,17 +249,25 @@ async fn disk_of_a_job(
     };
     // It may just have moved, and the job is not told yet.
     let moved_to = cluster.index.volume_move(name).map(|last| last.view.to.clone());
+    let mut not_known = None;
     for host in [Some(home.clone()), moved_to].into_iter().flatten() {
         let Ok(link) = cluster.hosts.get(&host) else { continue };
-        if let Ok(info) = link.volume.get::<VolumeInfo>(&format!("/v1/volumes/{name}")).await {
-            return Ok(Some(VolumeRecord {
-                name: name.clone(),
-                home: host,
-                seen: Some(seen(&info)),
-            }));
+        match link.volume.get::<VolumeInfo>(&format!("/v1/volumes/{name}")).await {
+            Ok(info) => {
+                let seen = Some(seen(&info));
+                return Ok(Some(VolumeRecord { name: name.clone(), home: host, seen }));
+            }
+            Err(problem) if problem.kind == ProblemKind::NotFound => {}
+            Err(problem) => not_known = Some(problem),
         }
     }
-    Ok(None)
+    match not_known {
+        Some(problem) => {
+            let why = format!("its home does not answer: {}", problem.why);
+            Err(Problem::unavailable(format!("volume {name}"), why).next(problem.next))
+        }
+        None => Ok(None),
+    }
 }
 
 async fn record_found(
@@ -457,6 +465,35 @@ pub(super) async fn make_at(
         }
         // The answer was lost. The volume may be there: its record stays, so that it can be deleted, or made by the next request.
         Err(problem) => Err(problem.next("try again")),
+    }
+}
+
+/// A volume of which its maker has found that its home has it: its record says so.
+///
+/// # Errors
+/// If the store fails.
+pub(super) async fn record_made(
+    cluster: &Cluster,
+    home: &HostId,
+    info: &VolumeInfo,
+) -> Result<(), Problem> {
+    let (name, home) = (info.name.clone(), home.clone());
+    let record = VolumeRecord { name, home, seen: Some(seen(info)) };
+    cluster.records.put(&volume_key(&info.name), &record).await
+}
+
+/// Forgets a volume whose maker has ended before its home had made it.
+///
+/// # Errors
+/// `Conflict` if another request is creating a volume with this name; if the store fails.
+pub(super) async fn forget_not_made(cluster: &Cluster, name: &VolumeName) -> Result<(), Problem> {
+    let _making = Making::begin(cluster, name)?;
+    let key = volume_key(name);
+    match cluster.records.read::<VolumeRecord>(&key).await? {
+        Some(record) if record.seen.is_none() && lacks(cluster, &record.home, name).await => {
+            cluster.records.remove(&key).await
+        }
+        _ => Ok(()),
     }
 }
 

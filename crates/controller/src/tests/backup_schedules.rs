@@ -1,24 +1,18 @@
 //! Backups by schedule: when one begins, which ones are deleted, and what a target that fails does.
 
-use perigee_model::backup::{
-    Backup, BackupState, BackupTarget, NewBackup, RestoreBackup, RestoreVmBackup,
-};
+use perigee_model::backup::{Backup, BackupState, BackupTarget};
 use perigee_model::backup_schedule::{BackupSchedule, Keep, NewBackupSchedule};
-use perigee_model::job::{Start, Vm};
-use perigee_model::persistent_vm::{CloudInit, NewVm, VmState};
-use perigee_model::volume::Snapshot;
-use perigee_model::{ImageName, Problem, ProblemKind, ScheduleName, VmId, VolumeName};
+use perigee_model::{Problem, ProblemKind, ScheduleName, VolumeName};
 
-use super::persistent_vms::{new_vm, web};
+use super::from_backup::with_a_vm;
+use super::persistent_vms::web;
 use super::{Lab, data_volume, wait_for};
 use crate::clock::now_ms;
-use crate::records::declared;
-use crate::storage::backups::BackupRecord;
 use crate::storage::backups::schedules::{self, ScheduleRecord, TURN, schedule_key};
-use crate::storage::{backups, images, volumes};
-use crate::vms::{self, from_backup};
+use crate::storage::{backups, volumes};
+use crate::vms;
 
-const TO: &str = "/srv/backups";
+pub const TO: &str = "/srv/backups";
 const DAY_MS: u64 = 86_400_000;
 
 fn ask(keep: &str) -> NewBackupSchedule {
@@ -38,7 +32,7 @@ impl Lab {
         all.remove(0)
     }
 
-    async fn backups(&self) -> Vec<Backup> {
+    pub async fn backups(&self) -> Vec<Backup> {
         backups::list(&self.cluster).await.expect("backups")
     }
 
@@ -221,113 +215,12 @@ async fn the_same_volume_and_target_changes_the_schedule_and_another_target_make
     assert_eq!(none.kind, ProblemKind::NotFound);
 }
 
-/// A VM whose root disk and data volume are at the same host, which runs.
-async fn with_a_vm() -> Lab {
-    let lab = Lab::up().await;
-    let cloud_init = CloudInit { user: Some("ann".to_owned()), ..CloudInit::default() };
-    lab.make_vm(NewVm { start: Start::Anywhere, cloud_init, ..new_vm("cloud1") }).await;
-    lab.runs().await;
-    lab
-}
-
-fn of_web() -> NewBackup {
-    let to = BackupTarget { address: TO.to_owned(), endpoint: None };
-    NewBackup { volume: None, vm: Some(web()), to, whole: false }
-}
-
 impl Lab {
-    async fn ended(&self, backup: &Backup) -> Backup {
-        wait_for("the backup to end", async || {
-            let known = backups::get(&self.cluster, &backup.name).await.expect("the backup");
-            (known.state != BackupState::Shipping).then_some(known)
-        })
-        .await
-    }
-
     /// Everything that hosts have at the target.
-    fn at_target(&self) -> usize {
+    pub fn at_target(&self) -> usize {
         let of = |inside: &super::fake::Inside| inside.backups.at.get(TO).map_or(0, |at| at.len());
         of(&self.home.inside()) + of(&self.cloud.inside())
     }
-}
-
-#[tokio::test]
-async fn a_vm_is_backed_up_with_its_disks_of_one_moment_and_restored_beside_itself() {
-    let lab = with_a_vm().await;
-    let begun = backups::create(&lab.cluster, of_web()).await.expect("a backup");
-    let done = lab.ended(&begun).await;
-    let is = (done.state, done.parts.len(), done.size_bytes);
-    assert_eq!(is, (BackupState::Completed, 1, Some(2 << 30)), "{done:?}");
-    let key = format!("backups/{}", done.name);
-    let record = lab.cluster.records.read::<BackupRecord>(&key).await.expect("the store");
-    assert!(record.expect("its record").vm.is_none(), "what may be secret is at the target only");
-    let sealed: Vec<_> = [&lab.home, &lab.cloud]
-        .iter()
-        .flat_map(|host| host.inside().backups.sealed.clone())
-        .collect();
-    assert_eq!(sealed.iter().map(Vec::len).sum::<usize>(), 2, "{sealed:?}");
-    let ask = RestoreVmBackup { vm: VmId::new("web2").expect("a name"), host: None, from: None };
-    let made = from_backup::restore(&lab.cluster, &done.name, ask.clone(), "ann".to_owned());
-    let made: Vm = made.await.expect("a VM");
-    assert_eq!(made.status, VmState::Stopped);
-    let record = lab.cluster.index.of_vm(&ask.vm).expect("its record");
-    let new = declared(&record).expect("a VM without a job");
-    assert_eq!((new.image.as_str(), new.disk_bytes), ("web2-restored", Some(1 << 30)));
-    assert_eq!(new.volumes.len(), 1);
-    assert_eq!(new.volumes[0].volume.as_str(), "web2-data0");
-    let persistent = record.kind.persistent_vm().expect("a VM without a job");
-    assert_eq!(persistent.cloud_init.user.as_deref(), Some("ann"));
-    let again = from_backup::restore(&lab.cluster, &done.name, ask, "ann".to_owned()).await;
-    assert_eq!(again.expect_err("it is there").kind, ProblemKind::Conflict);
-    // A part alone makes a volume, and is not deleted alone.
-    let volume = VolumeName::new("alone").expect("a name");
-    let alone = RestoreBackup { volume, host: None, from: None, whole: true };
-    backups::restore(&lab.cluster, &done.parts[0], alone).await.expect("a volume");
-    let part = backups::delete(&lab.cluster, &done.parts[0], false).await.expect_err("a part");
-    assert_eq!(part.kind, ProblemKind::Conflict);
-    let reading = backups::begin_reading(&done.parts[0]);
-    let read = backups::delete(&lab.cluster, &done.name, false).await.expect_err("it is read");
-    assert_eq!(read.kind, ProblemKind::Conflict);
-    drop(reading);
-    // It stays listed until all of it is gone.
-    for host in [&lab.home, &lab.cloud] {
-        host.inside().backups.stays = Some(done.parts[0].clone());
-    }
-    backups::delete(&lab.cluster, &done.name, false).await.expect("it is being deleted");
-    let failed = wait_for("the part to stay", async || {
-        let known = backups::get(&lab.cluster, &done.name).await.expect("the backup");
-        (known.state == BackupState::Failed).then_some(known)
-    })
-    .await;
-    assert!(failed.problem.contains("its directory is damaged"), "{failed:?}");
-    for host in [&lab.home, &lab.cloud] {
-        host.inside().backups.stays = None;
-    }
-    backups::delete(&lab.cluster, &done.name, false).await.expect("it is deleted");
-    wait_for("all of it to be gone", async || {
-        (lab.backups().await.is_empty() && lab.at_target() == 0).then_some(())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_restore_of_a_vm_that_fails_leaves_no_disks() {
-    let lab = with_a_vm().await;
-    let begun = backups::create(&lab.cluster, of_web()).await.expect("a backup");
-    let done = lab.ended(&begun).await;
-    let all = async || {
-        let mut all = volumes::volumes(&lab.cluster).await.expect("volumes");
-        all.retain(|volume| volume.name.as_str().starts_with("web2-"));
-        all.len()
-    };
-    // The image of its root disk can't be made, and by then there are all disks.
-    let taken = Snapshot { image: ImageName::new("web2-restored").expect("a name") };
-    images::snapshot(&lab.cluster, &data_volume(), &taken).await.expect("an image");
-    let ask = RestoreVmBackup { vm: VmId::new("web2").expect("a name"), host: None, from: None };
-    let failed = from_backup::restore(&lab.cluster, &done.name, ask.clone(), "ann".to_owned());
-    assert_eq!(failed.await.expect_err("the name is taken").kind, ProblemKind::Conflict);
-    assert_eq!(all().await, 0);
-    assert!(lab.cluster.index.of_vm(&ask.vm).is_none());
 }
 
 #[tokio::test]
@@ -337,7 +230,7 @@ async fn the_schedule_of_a_vm_backs_up_that_vm_and_no_later_one_of_its_name() {
     let made = schedules::set(&lab.cluster, of_vm).await.expect("a schedule");
     assert_eq!(made.name.as_str(), "web");
     wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
-    assert_eq!(lab.backups().await.len(), 2, "the root disk and the volume");
+    assert_eq!(lab.backups().await.len(), 3, "the root disk, the volume and the variables");
     vms::persistent::delete(&lab.cluster, &web(), true).await.expect("deleted");
     wait_for("the VM to be gone", async || lab.cluster.index.of_vm(&web()).is_none().then_some(()))
         .await;
@@ -348,5 +241,5 @@ async fn the_schedule_of_a_vm_backs_up_that_vm_and_no_later_one_of_its_name() {
     })
     .await;
     assert!(ended.ended.contains("VM web was deleted"), "{ended:?}");
-    assert_eq!(lab.at_target(), 2);
+    assert_eq!(lab.at_target(), 3);
 }

@@ -17,6 +17,7 @@ mod enrol;
 mod exec;
 mod fake;
 mod faults;
+mod from_backup;
 mod gangs;
 mod gone;
 mod images;

@@ -202,6 +202,30 @@ async fn a_request_goes_on_without_its_client_and_is_waited_for() {
 }
 
 #[tokio::test]
+async fn a_snapshot_that_was_broken_off_before_its_host_had_made_it_is_made_by_the_same_request() {
+    let mut lab = Lab::up().await;
+    let door = Door::of(&lab).await;
+    lab.cloud.inside().holds_snapshots = true;
+    // The first controller writes only that the name is taken.
+    let _cut = lab.cluster.records.counts.cut_at("images/s", 2);
+    let (path, body) = ("/v1/volumes/tpch/snapshot", json!({"image": "s"}));
+    let ask = body.clone();
+    let first = tokio::spawn(async move { door.post(path, "a", &ask).await });
+    wait_for("the first request's record", async || {
+        let keys = lab.cluster.records.keys("images/s").await.expect("the store");
+        (!keys.is_empty()).then_some(())
+    })
+    .await;
+    first.abort();
+    lab.restart_controller().await;
+    lab.cloud.inside().holds_snapshots = false;
+    let door = Door::of(&lab).await;
+    assert_eq!(door.made(path, "a", &body).await["name"], "s");
+    let other = door.post(path, "b", &body).await;
+    assert_eq!(other.status, 409, "the name is taken for every other request: {other:?}");
+}
+
+#[tokio::test]
 async fn a_request_that_made_nothing_is_carried_out_when_it_is_repeated() {
     let lab = Lab::up().await;
     let door = Door::of(&lab).await;

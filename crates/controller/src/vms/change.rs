@@ -35,6 +35,10 @@ pub(super) async fn check_off(
         let applied = asked.power.is_none_or(|(number, _)| number <= persistent.applied);
         !persistent.on && persistent.down.is_none() && applied
     };
+    if record.kind.is_made_of_backup() {
+        return Err(Problem::conflict(what, "its disks are being made of a backup")
+            .next("wait until it can be started"));
+    }
     let rests = record.job.state == JobState::Queued && record.job.host.is_none();
     if rests && record.kind.persistent_vm().is_some_and(is_off) {
         return Ok(());

@@ -1,24 +1,36 @@
-//! A VM is made of the backup of one. Its disks are new: each volume that the VM wrote is restored, and the root disk comes as an image, of which the first start
-//! makes a clone.
+//! A VM is made of the backup of one. All that can be refused is refused first. Then the VM gets its record, which names its new disks, and its driver has these made of
+//! the backup (`jobs/from_backup.rs`). The VM can be started as soon as they are there, which is before their bytes are.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use perigee_model::backup::{FoundBackup, RestoreBackup, RestoreVmBackup, VmBackup};
+use perigee_model::backup::{BackupTarget, FoundBackup, RestoreVmBackup, VmBackup};
+use perigee_model::from_backup::{DiskFromBackup, FromBackup};
 use perigee_model::job::{Start, Vm};
 use perigee_model::persistent_vm::{NewVm, NewVmVolume};
-use perigee_model::volume::Snapshot;
-use perigee_model::{BackupName, ImageName, Problem, ProblemKind, VolumeName};
+use perigee_model::{
+    BackupName, DiskRole, HostId, JobId, LayerId, LeaveSite, Problem, ProblemKind, VmId, VolumeName,
+};
+use perigee_planner::Traits;
+use uuid::Uuid;
 
 use super::persistent;
+use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
-use crate::records::{ImageRecord, image_key};
-use crate::storage::{backups, images, volumes};
+use crate::jobs::{self, own_volume};
+use crate::records::{JobRecord, PlacedDisk, Placement, job_key};
+use crate::storage::{backups, volumes};
+use crate::store::{Change, Watch};
+use crate::vms;
+
+/// The disks of a restore that has failed are deleted. Who asked waits for that no longer than this.
+const UNDO_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Makes the VM, which does not run.
 ///
 /// # Errors
-/// `Invalid` if the backup is not of a VM; `Conflict` if the name of the VM, of a disk or of the image is taken; as [`backups::restore`] and [`persistent::create`].
-/// Then nothing of it stays.
+/// `Invalid` if the backup is not of a VM; `Conflict` if the name of the VM or of a disk is taken; as [`backups::restore`] and [`persistent::create`]. Then nothing of it
+/// stays.
 pub async fn restore(
     cluster: &Arc<Cluster>,
     backup: &BackupName,
@@ -27,9 +39,8 @@ pub async fn restore(
 ) -> Result<Vm, Problem> {
     let what = format!("can't restore backup {backup} as VM {}", ask.vm);
     let place = (ask.from.clone(), ask.host.clone());
-    // The root disk comes last, and takes the others with it when it is deleted.
-    let _reading = backups::begin_reading(backup);
-    let (found, ..) = backups::find(cluster, &what, backup, place).await?;
+    let mut reading = vec![backups::begin_reading(backup)];
+    let (found, from, host) = backups::find(cluster, &what, backup, place).await?;
     let FoundBackup { vm: Some(of_vm), size_bytes, .. } = found else {
         let why = "it is not of a VM, or only of one of its disks";
         return Err(Problem::invalid(what, why)
@@ -42,84 +53,49 @@ pub async fn restore(
     for read in of_vm.vm.volumes.iter().filter(|volume| volume.read_only) {
         volumes::find(cluster, &read.volume).await?;
     }
-    let mut making = Making { cluster, ask: &ask, volumes: Vec::new(), image: None };
-    let made = match making.disks(backup, &of_vm, size_bytes).await {
-        Ok(new) => persistent::create(cluster, new, owner).await,
-        Err(problem) => Err(problem),
-    };
-    if made.is_err() {
-        making.undo().await;
-    }
-    made
+    let id = persistent::id_of(&ask.vm)?;
+    let mut planned = Planned { cluster, what: &what, id: &id, disks: Vec::new() };
+    let new = planned.volumes(&of_vm, &ask)?;
+    let root = (backup.clone(), size_bytes);
+    planned.own(DiskRole::Root, Some(root), &host.id);
+    let record = persistent::new_record(cluster, new, owner, size_bytes).await?;
+    reading.extend(of_vm.parts.iter().map(|part| backups::begin_reading(&part.backup)));
+    planned.find_parts(&of_vm, &record, (&ask, &from, &host.id)).await?;
+    planned.check_names().await?;
+    let disks = planned.disks;
+    let all_bytes = disks.iter().map(|disk| disk.size_bytes).fold(0, u64::saturating_add);
+    let room = hold_volume(cluster, ask.vm.as_str(), all_bytes).await?;
+    let of = FromBackup { backup: backup.clone(), from, whole: ask.whole, disks, failed: None };
+    let record = with_disks(record, of, &host.id);
+    let changes = cluster.records.watch(&job_key(&id));
+    jobs::add(cluster, record).await?;
+    // From here on its record counts, and each of its volumes takes room of its own.
+    drop(room);
+    cluster.drive_job(&id);
+    until_made(cluster, &id, changes).await?;
+    vms::get(cluster, &ask.vm).await
 }
 
-/// Makes a thing that is no answer to the request: a key that the request has is the VM's.
-async fn without_key<T: Send + 'static>(
-    making: impl Future<Output = Result<T, Problem>> + Send + 'static,
-) -> Result<T, Problem> {
-    let made = tokio::spawn(making).await;
-    made.map_err(|error| Problem::internal("can't restore a disk of a VM", error))?
+/// The disks of a VM that is to be made.
+struct Planned<'a> {
+    cluster: &'a Cluster,
+    what: &'a str,
+    id: &'a JobId,
+    disks: Vec<DiskFromBackup>,
 }
 
-/// What was made so far.
-struct Making<'a> {
-    cluster: &'a Arc<Cluster>,
-    ask: &'a RestoreVmBackup,
-    volumes: Vec<VolumeName>,
-    image: Option<ImageName>,
-}
-
-impl Making<'_> {
-    fn named<N: std::str::FromStr<Err: std::fmt::Display>>(&self, end: &str) -> Result<N, Problem> {
-        let name = format!("{}-{end}", self.ask.vm);
-        name.parse().map_err(|error: N::Err| Problem::invalid(format!("can't name {name}"), error))
-    }
-
-    async fn volume(&mut self, of: &BackupName, end: &str) -> Result<VolumeName, Problem> {
-        let volume: VolumeName = self.named(end)?;
-        let (host, from) = (self.ask.host.clone(), self.ask.from.clone());
-        // Of the root disk an image is made, which takes all bytes.
-        let ask = RestoreBackup { volume: volume.clone(), host, from, whole: true };
-        let (cluster, of) = (Arc::clone(self.cluster), of.clone());
-        without_key(async move { backups::restore(&cluster, &of, ask).await }).await?;
-        self.volumes.push(volume.clone());
-        Ok(volume)
-    }
-
-    /// Makes the disks. Returns what makes the VM of them.
-    async fn disks(
-        &mut self,
-        root: &BackupName,
-        of_vm: &VmBackup,
-        root_bytes: u64,
-    ) -> Result<NewVm, Problem> {
+impl Planned<'_> {
+    /// What makes such a VM, with new volumes in place of those that it wrote.
+    fn volumes(&self, of_vm: &VmBackup, ask: &RestoreVmBackup) -> Result<NewVm, Problem> {
         let mut new = of_vm.vm.clone();
-        for (number, part) in of_vm.parts.iter().enumerate() {
-            let volume = self.volume(&part.backup, &format!("data{number}")).await?;
+        let data = of_vm.parts.iter().filter(|part| is_volume_of(&of_vm.vm, &part.volume));
+        for (number, part) in data.enumerate() {
+            let name = data_name(&ask.vm, number)?;
             let was = |one: &&mut NewVmVolume| one.volume == part.volume;
-            new.volumes.iter_mut().filter(was).for_each(|one| one.volume = volume.clone());
+            new.volumes.iter_mut().filter(was).for_each(|one| one.volume = name.clone());
         }
-        let restored = self.volume(root, "restored").await?;
-        let image: ImageName = self.named("restored")?;
-        let (cluster, of) = (Arc::clone(self.cluster), restored.clone());
-        let ask = Snapshot { image: image.clone() };
-        let what = format!("can't snapshot volume {restored} as {image}");
-        if cluster.records.read::<ImageRecord>(&image_key(&image)).await?.is_some() {
-            let why = "there is an image with this name";
-            return Err(Problem::conflict(what, why).next("choose another name for the VM"));
-        }
-        let made = without_key(async move { images::snapshot(&cluster, &of, &ask).await }).await;
-        // If the answer was lost, there may be an image. After a conflict, the one that is there is somebody else's.
-        if !made.as_ref().is_err_and(|problem| problem.kind == ProblemKind::Conflict) {
-            self.image = Some(image.clone());
-        }
-        made?;
-        volumes::delete(self.cluster, &restored).await?;
-        self.volumes.retain(|volume| *volume != restored);
         Ok(NewVm {
-            name: self.ask.vm.clone(),
-            image,
-            disk_bytes: Some(root_bytes),
+            name: ask.vm.clone(),
             // The VM of which the backup is may run, and have these ports. Its hosts may be gone.
             publish: Vec::new(),
             start: Start::default(),
@@ -128,18 +104,167 @@ impl Making<'_> {
         })
     }
 
-    /// Deletes what was made. What can't be deleted is logged, and people see it.
-    async fn undo(self) {
-        for volume in &self.volumes {
-            if let Err(problem) = volumes::delete(self.cluster, volume).await {
-                tracing::warn!(%problem, "volume {volume} of a restore that has failed stays");
+    fn own(&mut self, role: DiskRole, of: Option<(BackupName, u64)>, host: &HostId) {
+        let (backup, size_bytes) = of.unzip();
+        self.disks.push(DiskFromBackup {
+            role,
+            volume: own_volume(self.id, 0, role),
+            host: host.clone(),
+            backup,
+            layer: LayerId(Uuid::new_v4()),
+            size_bytes: size_bytes.unwrap_or_default(),
+            is_made: false,
+        });
+    }
+
+    /// Looks for the backups of the other disks. The root disk is among the disks already.
+    async fn find_parts(
+        &mut self,
+        of_vm: &VmBackup,
+        record: &JobRecord,
+        (ask, from, root): (&RestoreVmBackup, &BackupTarget, &HostId),
+    ) -> Result<(), Problem> {
+        // The disks of a VM are together, if each host reaches the target.
+        let host = ask.host.clone().or_else(|| from.is_s3().then(|| root.clone()));
+        let find = async |backup: &BackupName| {
+            let place = (ask.from.clone(), host.clone());
+            backups::find(self.cluster, self.what, backup, place).await
+        };
+        let persistent = record.kind.persistent_vm();
+        let own = persistent.into_iter().flat_map(|persistent| persistent.own_disks());
+        let mut own: Vec<DiskRole> = own.copied().filter(|role| role.lasts()).collect();
+        own.retain(|role| *role != DiskRole::Root);
+        let was = JobId::new(of_vm.vm.name.as_str());
+        let was = was.map_err(|error| Problem::conflict(self.what, error))?;
+        let mut found = Vec::new();
+        for part in &of_vm.parts {
+            let (of_part, _, host) = find(&part.backup).await?;
+            let role = own.iter().copied().find(|role| own_volume(&was, 0, *role) == part.volume);
+            found.push((part, role, of_part.size_bytes, host));
+        }
+        for role in own {
+            let part = found.iter().find(|(_, is, ..)| *is == Some(role));
+            let of = part.map(|(part, _, size_bytes, _)| (part.backup.clone(), *size_bytes));
+            let host = part.map_or(root, |(.., host)| &host.id).clone();
+            self.own(role, of, &host);
+        }
+        found.retain(|(part, ..)| is_volume_of(&of_vm.vm, &part.volume));
+        for (number, (part, _, size_bytes, host)) in found.into_iter().enumerate() {
+            let volume = data_name(&ask.vm, number)?;
+            let at = record.job.spec.volumes.iter().position(|one| one.volume == volume);
+            let role = at.and_then(|at| persistent?.role_of(at));
+            let role = role.ok_or_else(|| Problem::internal(self.what, "a disk has no place"))?;
+            let (host, backup) = (host.id.clone(), Some(part.backup.clone()));
+            let layer = LayerId(Uuid::new_v4());
+            let is_made = false;
+            self.disks.push(DiskFromBackup {
+                role,
+                volume,
+                host,
+                backup,
+                layer,
+                size_bytes,
+                is_made,
+            });
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// `Conflict` if there is a volume with the name of a disk.
+    async fn check_names(&self) -> Result<(), Problem> {
+        for disk in &self.disks {
+            match volumes::find(self.cluster, &disk.volume).await {
+                Err(problem) if problem.kind == ProblemKind::NotFound => {}
+                Err(problem) => return Err(problem),
+                Ok(_) => {
+                    let why = format!("there is a volume {} already", disk.volume);
+                    return Err(Problem::conflict(self.what, why)
+                        .next("choose another name for the VM, or delete that volume first"));
+                }
             }
         }
-        if let Some(image) = &self.image
-            && let Err(problem) = images::delete(self.cluster, image).await
-            && problem.kind != ProblemKind::NotFound
-        {
-            tracing::warn!(%problem, "image {image} of a restore that has failed stays");
-        }
+        Ok(())
+    }
+}
+
+/// Whether the VM had this volume. A part of its backup that is none is one of its own disks.
+fn is_volume_of(vm: &NewVm, volume: &VolumeName) -> bool {
+    vm.volumes.iter().any(|one| one.volume == *volume)
+}
+
+fn data_name(vm: &VmId, number: usize) -> Result<VolumeName, Problem> {
+    let name = format!("{vm}-data{number}");
+    VolumeName::new(&name).map_err(|error| Problem::invalid(format!("can't name {name}"), error))
+}
+
+/// The record of the VM, off, with its disks where they are to be made.
+fn with_disks(mut record: JobRecord, of: FromBackup, start: &HostId) -> JobRecord {
+    let placed = of.disks.iter().map(|disk| PlacedDisk {
+        role: disk.role,
+        volume: disk.volume.clone(),
+        data_of: disk.role.is_data().then(|| disk.volume.clone()),
+        home: disk.host.clone(),
+        home_changed: false,
+        epoch: None,
+        read_only: false,
+        temporary: !disk.role.is_data(),
+        leave_site: LeaveSite::Allowed,
+    });
+    record.placement = Some(Placement {
+        start: start.clone(),
+        disks: placed.collect(),
+        traits: Traits::default(),
+        has_user_card: false,
+    });
+    record.job.reason = format!("its disks are being made of backup {}", of.backup);
+    if let Some(persistent) = record.kind.persistent_vm_mut() {
+        // A controller of the version before, which knows nothing of the backup, makes no empty disks in their place.
+        persistent.made = true;
+        persistent.from_backup = Some(of);
+    }
+    record
+}
+
+/// Waits until the VM has its disks. If they can't be made, until it is deleted again.
+async fn until_made(cluster: &Cluster, id: &JobId, mut changes: Watch) -> Result<(), Problem> {
+    let (key, mut failed) = (job_key(id), None);
+    let mut now: Option<JobRecord> = cluster.records.read(&key).await?;
+    loop {
+        let Some(record) = &now else {
+            let gone = || {
+                let what = format!("can't make VM {id} of a backup");
+                Problem::conflict(what, "it was deleted meanwhile")
+            };
+            return Err(failed.unwrap_or_else(gone));
+        };
+        let Some(of) = record.kind.persistent_vm().and_then(|vm| vm.from_backup.as_ref()) else {
+            return Ok(());
+        };
+        failed = failed.or_else(|| of.failed.clone());
+        let change = match failed.take() {
+            None => changes.next().await,
+            Some(problem) if record.job.state.is_final() => return Err(problem),
+            Some(problem) => match tokio::time::timeout(UNDO_PATIENCE, changes.next()).await {
+                Ok(change) => {
+                    failed = Some(problem);
+                    change
+                }
+                Err(_) => return Err(problem),
+            },
+        };
+        now = match change {
+            Some(Change::Put(entry)) if entry.key == key => {
+                let parsed = serde_json::from_value(entry.value);
+                Some(
+                    parsed
+                        .map_err(|error| Problem::internal(format!("can't read {key}"), error))?,
+                )
+            }
+            Some(Change::Deleted(deleted)) if deleted == key => None,
+            Some(Change::Put(_) | Change::Deleted(_)) => now,
+            Some(Change::Missed) => cluster.records.read(&key).await?,
+            None => return Err(Problem::internal(format!("can't follow {key}"), "no store")),
+        };
     }
 }

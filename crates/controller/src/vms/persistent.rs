@@ -25,20 +25,46 @@ use crate::{cleaner, jobs, networks, vms};
 /// `Invalid`, `NotFound` or `NoSpace`, with the name of the field; `Conflict` if the name is taken.
 pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result<Vm, Problem> {
     let name = new.name.clone();
-    let what = || format!("can't make VM {name}");
-    let invalid = |why: String| Problem::invalid(what(), why);
+    check_name(&name)?;
+    let image = images::image(cluster, &new.image).await?;
+    let root_bytes = new.disk_bytes.unwrap_or(image.size_bytes);
+    if root_bytes < image.size_bytes {
+        let why = format!("disk: it is smaller than image {}", new.image);
+        return Err(Problem::invalid(format!("can't make VM {name}"), why));
+    }
+    for volume in &new.volumes {
+        volumes::find(cluster, &volume.volume).await?;
+    }
+    let record = new_record(cluster, new, owner, root_bytes).await?;
+    let _room = hold_volume(cluster, name.as_str(), root_bytes).await?;
+    jobs::add(cluster, record).await?;
+    vms::get(cluster, &name).await
+}
+
+fn check_name(name: &VmId) -> Result<(), Problem> {
+    let invalid = |why: String| Problem::invalid(format!("can't make VM {name}"), why);
     if looks_like_a_job(name.as_str()) {
         let why = format!("{name} could be the id of a job, or of one of its runs");
         return Err(invalid(why).next("choose another name"));
     }
-    check_job_name(name.as_str()).map_err(|why| invalid(why.to_string()))?;
-    let image = images::image(cluster, &new.image).await?;
-    let root_bytes = new.disk_bytes.unwrap_or(image.size_bytes);
+    check_job_name(name.as_str()).map_err(|why| invalid(why.to_string()))
+}
+
+/// The record of a VM that is to be made with a root disk of this size, after all has been checked but whether its image and its volumes are there.
+///
+/// # Errors
+/// As [`create`].
+pub(super) async fn new_record(
+    cluster: &Cluster,
+    new: NewVm,
+    owner: String,
+    root_bytes: u64,
+) -> Result<JobRecord, Problem> {
+    let name = new.name.clone();
+    let what = || format!("can't make VM {name}");
+    let invalid = |why: String| Problem::invalid(what(), why);
+    check_name(&name)?;
     JOB_DISK_BYTES.check(root_bytes).map_err(|error| invalid(format!("disk: {error}")))?;
-    if root_bytes < image.size_bytes {
-        let why = format!("disk: it is smaller than image {}", new.image);
-        return Err(invalid(why));
-    }
     let spec = job_spec(&new, owner, root_bytes)?;
     spec.check_vm(&what())?;
     networks::check(cluster, &spec).await?;
@@ -50,9 +76,6 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
         return Err(
             invalid(why).next("ask for less, or ask an admin for more (perigee tenant quota)")
         );
-    }
-    for volume in &spec.volumes {
-        volumes::find(cluster, &volume.volume).await?;
     }
     let tenant = tenant_of(name.as_str());
     let is_its = |record: &&Arc<JobRecord>| {
@@ -66,7 +89,6 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
     forget_deleted(cluster, &id).await?;
     let untouched = unknown::check_untouched(cluster, &name).await;
     untouched.map_err(|problem| Problem { what: what(), ..problem })?;
-    let _room = hold_volume(cluster, name.as_str(), root_bytes).await?;
     let mut record = jobs::new_record(id, spec);
     record.job.vm = Some(name.clone());
     record.kind = Kind::PersistentVm(PersistentVm {
@@ -78,8 +100,7 @@ pub async fn create(cluster: &Arc<Cluster>, new: NewVm, owner: String) -> Result
         mounts: new.volumes.into_iter().map(|volume| volume.mount).collect(),
         ..PersistentVm::default()
     });
-    jobs::add(cluster, record).await?;
-    vms::get(cluster, &name).await
+    Ok(record)
 }
 
 /// A VM's spec as that of a job without a command: placing and staging need nothing else.

@@ -54,7 +54,7 @@ pub enum Verb {
         /// The volume
         #[arg(required_unless_present = "vm", conflicts_with = "vm")]
         volume: Option<VolumeName>,
-        /// The VM: its root disk and the volumes that it writes, as they are at one moment
+        /// The VM: its own disks and the volumes that it writes, as they are at one moment
         #[arg(long)]
         vm: Option<VmId>,
         /// A directory of the home of each disk, or an S3 store
@@ -99,7 +99,7 @@ pub enum Verb {
         #[command(flatten)]
         place: Place,
     },
-    /// Make a new volume of a backup; of a VM's backup a new VM, which does not run
+    /// Make a new volume of a backup; of a VM's backup a new VM, which can be started
     Restore {
         /// The backup's name
         backup: BackupName,
@@ -109,7 +109,7 @@ pub enum Verb {
         /// Of a VM's backup, make only a volume of its root disk
         #[arg(long)]
         disk: bool,
-        /// Read and check all bytes before the volume is made. Otherwise the volume can be used at once, and its bytes arrive afterwards
+        /// Read and check all bytes before the volume or VM is made. Otherwise it can be used at once, and its bytes arrive afterwards
         #[arg(long)]
         whole: bool,
         #[command(flatten)]
@@ -270,9 +270,8 @@ async fn restore(
     if !disk && is_of_vm(&client, backup, from.as_ref(), host.as_ref()).await? {
         let vm = VmId::new(volume.as_str())
             .map_err(|error| Problem::invalid("can't name the VM", error))?;
-        let ask = RestoreVmBackup { vm, host, from };
-        let made: Vm = client.post(&format!("/v1/backups/{backup}/restore-vm"), &ask).await?;
-        return output::one(context.format, &made, RESTORED_VM);
+        let ask = RestoreVmBackup { vm, host, from, whole };
+        return restore_vm(&client, backup, &ask, context).await;
     }
     restore_volume(&client, backup, &RestoreBackup { volume, host, from, whole }, context).await
 }
@@ -358,14 +357,53 @@ async fn restore_volume(
         made = ended;
     }
     output::one(context.format, &made, RESTORED)?;
-    let Some(left) = made.restoring else {
-        output::note(&format!("all bytes of volume {volume} have arrived and were right"));
+    has_arrived(&made)
+}
+
+/// # Errors
+/// `Conflict` if bytes are damaged in the backup.
+fn has_arrived(volume: &ClusterVolume) -> Result<(), Problem> {
+    let name = &volume.name;
+    let Some(left) = &volume.restoring else {
+        output::note(&format!("all bytes of volume {name} have arrived and were right"));
         return Ok(());
     };
-    let what = format!("volume {volume} lacks {}", output::bytes(left.missing_bytes));
+    let what = format!("volume {name} lacks {}", output::bytes(left.missing_bytes));
     Err(Problem::conflict(what, format!("the backup is damaged: {}", left.problem)).next(
         "reads of what is missing give I/O errors; use another backup, or have the volume of which it is shipped again: `perigee backup create --whole`",
     ))
+}
+
+/// Makes a VM of a backup, and waits until all bytes of its disks have arrived. Once the VM can be started, Ctrl-C ends only the waiting.
+async fn restore_vm(
+    client: &Client,
+    backup: &BackupName,
+    ask: &RestoreVmBackup,
+    context: &Context,
+) -> Result<(), Problem> {
+    let made: Vm = client.post(&format!("/v1/backups/{backup}/restore-vm"), ask).await?;
+    output::one(context.format, &made, RESTORED_VM)?;
+    if ask.whole {
+        return Ok(());
+    }
+    let vm = &made.id;
+    output::note(&format!(
+        "VM {vm} can be started (perigee vm start {vm}); the bytes of its disks are still arriving"
+    ));
+    let goes_on = format!(
+        "the restore goes on; `perigee volume info {vm}-root` shows how many bytes are missing"
+    );
+    let watching = async {
+        let mut all = Ok(());
+        for disk in &made.volumes {
+            let path = format!("/v1/volumes/{}", disk.volume);
+            let now: ClusterVolume = asking::get(client, &path, &goes_on).await?;
+            let ended = watch_restore(client, now, &goes_on).await?;
+            all = all.and(has_arrived(&ended));
+        }
+        all
+    };
+    asking::until_interrupted(watching, &goes_on).await.map(|_| ())
 }
 
 /// Until nothing is to come any more, or only what is damaged.

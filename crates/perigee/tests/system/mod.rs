@@ -1,6 +1,7 @@
 //! A lab for one test, and what the tests do with it.
 
 mod amounts;
+mod backups;
 mod balance;
 mod by_itself;
 mod confined;

@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 pub const BOOT_PATIENCE: Duration = Duration::from_secs(900);
 
 /// What the golden image says on its console when it has come up without a job.
-const UP: &str = "login:";
+pub const UP: &str = "login:";
 
 /// What UEFI firmware says when it starts the boot loader that it has found on the root disk.
 const FIRMWARE: &str = "BdsDxe: starting";

@@ -46,10 +46,7 @@ impl Pool {
         let states = remote.own_states().await.map_err(|error| io_problem(&what, &error))?;
         let name = new.name.clone();
         self.change(move |pool| {
-            pool.check_names_free(&what, std::slice::from_ref(&new.name))?;
-            if pool.catalog.has_layer(layer).map_err(failed(&what))? {
-                return Err(Problem::conflict(what, format!("layer {layer} is here already")));
-            }
+            pool.check_incoming(&what, &new, layer)?;
             let row = LayerRow { remote: Some(row), ..LayerRow::new(layer, size_bytes, None) };
             let row = LayerRow { confined: new.leave_site.is_never(), ..row };
             pool.put_on_backup(&what, &new, &row, remote, &states)

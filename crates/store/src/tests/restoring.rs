@@ -145,7 +145,7 @@ impl Site {
         let (dir, files, backup) = (crate::sim::scratch_dir(), Arc::default(), Backup::of(blocks));
         let pool = open_at(dir.path(), &files, &backup, 1);
         let (name, leave_site) = (volume_name("v"), LeaveSite::Allowed);
-        let new = NewIncoming { name, tenant: Default::default(), leave_site };
+        let new = NewIncoming { name, tenant: Default::default(), leave_site, owner: None };
         let (from, name) = (Backup::target(), BackupName::new("b").unwrap());
         pool.restore_at_once(new, LAYER, &from, &name).await.unwrap();
         Self { dir, files, backup, pool, boot: 1 }

@@ -12,6 +12,7 @@ use perigee_model::volume::{BLOCK_BYTES, VolumeInfo};
 use perigee_model::{BackupName, LayerId, LeaveSite, Problem, ProblemKind, VolumeName};
 use perigee_store::{IncomingVolume, NewIncoming, Pool, Work, io_problem};
 use serde::de::DeserializeOwned;
+use uuid::Uuid;
 
 use super::format::{
     FORMAT, HEAD_BYTES_MAX, LAYERS_MAX, LIST_BYTES_MAX, LayerIndex, MANIFESTS, Manifest,
@@ -298,7 +299,8 @@ pub async fn restore(
 
 fn new_volume(volume: &VolumeName, ask: &RestoreVolume, manifest: &Manifest) -> NewIncoming {
     let leave_site = if manifest.confined { LeaveSite::Never } else { ask.leave_site };
-    NewIncoming { name: volume.clone(), tenant: ask.tenant.clone(), leave_site }
+    let (tenant, owner) = (ask.tenant.clone(), ask.owner.clone());
+    NewIncoming { name: volume.clone(), tenant, leave_site, owner }
 }
 
 /// As [`restore`]. All of the backup is read and compared with its checksums before there is a volume.
@@ -330,7 +332,8 @@ async fn restore_whole(
     let incoming = Arc::into_inner(incoming)
         .ok_or_else(|| Problem::internal(what, "something still writes to it"))?;
     let new = new_volume(volume, ask, &manifest);
-    pool.finish_incoming(incoming, new, Arc::clone(work)).await
+    let layer = ask.at_once.or(ask.layer).unwrap_or_else(|| LayerId(Uuid::new_v4()));
+    pool.finish_incoming(incoming, new, layer, Arc::clone(work)).await
 }
 
 async fn write(

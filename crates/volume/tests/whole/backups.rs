@@ -48,9 +48,14 @@ async fn restore(server: &Server, backup: &str, from: &Path) -> Result<VolumeInf
         tenant: TenantName::default(),
         leave_site: LeaveSite::Allowed,
         at_once: None,
+        layer: Some(LayerId(Uuid::new_v4())),
+        owner: Some("web-1".parse().expect("a name")),
     };
     let path = format!("/v1/volumes/{backup}/restore");
-    server.control.post_long(&path, &ask, |_| {}).await
+    let made: VolumeInfo = server.control.post_long(&path, &ask, |_| {}).await?;
+    let is_it = ask.layer.is_some_and(|layer| made.chain.contains(&layer));
+    assert!(is_it && made.owner == ask.owner, "{made:?}");
+    Ok(made)
 }
 
 async fn damage(server: &Server, backup: &str, at: &Path) -> Vec<String> {
@@ -574,8 +579,15 @@ async fn an_s3_store_is_a_target_as_a_directory_is() {
         server.control.post_long::<ShippedBackup>("/v1/volumes/kept/backup", &third, |_| {});
     let refused = leaves.await.expect_err("it would leave its site");
     assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
-    let (tenant, leave_site) = (TenantName::default(), LeaveSite::Allowed);
-    let ask = RestoreVolume { backup, from: to, tenant, leave_site, at_once: None };
+    let ask = RestoreVolume {
+        backup,
+        from: to,
+        tenant: TenantName::default(),
+        leave_site: LeaveSite::Allowed,
+        at_once: None,
+        layer: None,
+        owner: None,
+    };
     let restored = server.control.post_long::<VolumeInfo>("/v1/volumes/copy/restore", &ask, |_| {});
     restored.await.expect("restored");
     let check = ["read -P 1 0 4M", "read -P 2 4M 1M", "read -P 1 5M 15M", "read -P 0 20M 44M"];

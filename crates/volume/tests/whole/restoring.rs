@@ -22,6 +22,8 @@ async fn restore(server: &Server, from: &Path) -> Result<VolumeInfo, Problem> {
         tenant: TenantName::default(),
         leave_site: LeaveSite::Allowed,
         at_once: Some(LayerId(Uuid::new_v4())),
+        layer: None,
+        owner: None,
     };
     server.control.post_long("/v1/volumes/now/restore", &ask, |_| {}).await
 }

@@ -9,7 +9,7 @@
 //! | How is a backup shipped, and how deleted? | `driver.rs` |
 //! | When does a schedule begin a backup, and which of its backups are deleted? | `rounds.rs`; the rules: `model/src/backup_schedule.rs` |
 //! | What do people ask of schedules? | `schedules.rs` |
-//! | What is the backup of a VM? | `vm.rs`; how a VM is made of one: `vms/from_backup.rs` |
+//! | What is the backup of a VM? | `vm.rs`; how a VM is made of one: `vms/from_backup.rs` (what is asked for), `jobs/from_backup.rs` (what its driver does) |
 //! | Which backups are being read? | `reading.rs`; of which do volumes still get bytes? `restoring.rs` |
 
 mod driver;
@@ -41,7 +41,7 @@ use crate::storage::volumes;
 
 pub use driver::drive;
 pub use reading::begin as begin_reading;
-pub use restore::{find, restore};
+pub use restore::{drop_disk, find, restore, restore_disk};
 pub use restoring::{all as restoring, check_whole, drive as drive_restore};
 pub use rounds::run;
 use vm::OfVm;
@@ -121,7 +121,8 @@ struct Begin {
 /// Makes the record of a backup, and starts its driver. No host is asked.
 ///
 /// # Errors
-/// `Conflict` if another backup of the same began in this second; `Invalid` if there are too many; `Unavailable` if a VM has no disk yet.
+/// `Conflict` if another backup of the same began in this second, or one of a VM is being shipped to the same target; `Invalid` if there are too many; `Unavailable` if a
+/// VM has no disk yet.
 async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
     let Begin { of, to, whole, schedule } = new;
     let what = format!("can't back up {of}");
@@ -141,6 +142,10 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
         error.problem(&what).next("delete old ones: perigee backup delete NAME")
     })?;
     let (schedule, schedule_made_ms) = schedule.unzip();
+    let _looking = driver::LOOKING.lock().await;
+    if let BackupOf::Vm(vm) = &of {
+        vm::check_alone(cluster, vm, &to).await?;
+    }
     let is_of_vm = match of {
         BackupOf::Volume(_) => None,
         BackupOf::Vm(vm) => Some(vm),

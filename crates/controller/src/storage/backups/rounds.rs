@@ -179,7 +179,7 @@ impl Look<'_, '_> {
         };
         match begin(self.cluster, new).await {
             Ok(backup) => self.record.view.under_way = Some(backup.name),
-            // Another schedule of the volume has begun one in this second: the next look begins it.
+            // Another one of the volume has begun in this second, or one of the VM is shipped to the same target: a later look begins it.
             Err(problem) if problem.kind == ProblemKind::Conflict => {
                 self.record.view.next_ms = Some(due_ms);
             }

@@ -1,6 +1,7 @@
 //! The backup of a VM: one backup of each disk, all of one moment. That of the root disk stands for all. It has the VM's description, has all disks sealed, begins
 //! the backups of the others (its parts), and is shipped when they are complete. So a VM's backup exists when that of its root disk does.
 //!
+//! The disks are the root disk, the volumes that the VM writes, and where the VM has them the variables of its firmware and the state of its TPM: these are volumes too.
 //! The disks with the same home are sealed together. Those with other homes are sealed one home after the other.
 
 use std::collections::BTreeMap;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use perigee_model::backup::{
     Backup, BackupState, BackupTarget, SealForBackup, SealedForBackup, VmBackup, VmBackupPart,
 };
-use perigee_model::persistent_vm::{NewVm, NewVmVolume};
+use perigee_model::persistent_vm::NewVm;
 use perigee_model::{BackupName, DiskRole, HostId, Problem, VmId, VolumeName};
 use serde::{Deserialize, Serialize};
 
@@ -58,22 +59,57 @@ pub fn describe(
 ) -> Result<(VolumeName, VmBackup), Problem> {
     let what = format!("can't back up VM {vm}");
     let record = find(cluster, vm)?;
-    let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-    let root = disks.find(|disk| disk.role == DiskRole::Root);
-    let (Some(root), Some(new)) = (root, declared(&record)) else {
+    let persistent = record.kind.persistent_vm().filter(|vm| vm.has(DiskRole::Root));
+    let (Some(persistent), Some(new)) = (persistent, declared(&record)) else {
         return Err(Problem::unavailable(what, "it has no disk before its first start")
             .next("start it first"));
     };
-    let persistent = record.kind.persistent_vm();
-    let cloud_init = persistent.map(|vm| vm.cloud_init.clone()).unwrap_or_default();
+    if persistent.from_backup.is_some() {
+        return Err(Problem::unavailable(what, "its disks are being made of a backup")
+            .next("wait until it can be started"));
+    }
+    let root = own_disk(&record, &what, DiskRole::Root)?;
     let written = new.volumes.iter().filter(|volume| !volume.read_only).enumerate();
-    let part = |(number, volume): (usize, &NewVmVolume)| {
-        let backup = BackupName::new(format!("{name}.data{number}"))
+    let mut others: Vec<(VolumeName, String)> =
+        written.map(|(at, one)| (one.volume.clone(), format!("data{at}"))).collect();
+    // Without the variables of its firmware and the state of its TPM, such a guest may not boot, or not open its disk.
+    for role in persistent.own_disks().iter().filter(|role| role.lasts()) {
+        if *role != DiskRole::Root {
+            others.push((own_disk(&record, &what, *role)?, role.to_string()));
+        }
+    }
+    let part = |(volume, end): (VolumeName, String)| {
+        let backup = BackupName::new(format!("{name}.{end}"))
             .map_err(|error| Problem::invalid(&what, error))?;
-        Ok(VmBackupPart { volume: volume.volume.clone(), backup })
+        Ok(VmBackupPart { volume, backup })
     };
-    let parts = written.map(part).collect::<Result<_, Problem>>()?;
-    Ok((root.volume.clone(), VmBackup { vm: NewVm { cloud_init, ..new }, parts }))
+    let parts = others.into_iter().map(part).collect::<Result<_, Problem>>()?;
+    let cloud_init = persistent.cloud_init.clone();
+    Ok((root, VmBackup { vm: NewVm { cloud_init, ..new }, parts }))
+}
+
+/// A disk of the VM's own, which it has had since its first start.
+fn own_disk(record: &JobRecord, what: &str, role: DiskRole) -> Result<VolumeName, Problem> {
+    let disks = record.placement.iter().flat_map(|placement| &placement.disks);
+    let disk = disks.into_iter().find(|disk| disk.role == role);
+    disk.map(|disk| disk.volume.clone())
+        .ok_or_else(|| Problem::internal(what, format!("where its disk {role} is, is not known")))
+}
+
+/// Refuses a second backup to a target while another one of the VM is shipped there: what its disks keep for the first one would go. The caller holds
+/// [`super::driver::LOOKING`] until the second one has its record.
+///
+/// # Errors
+/// `Conflict`.
+pub async fn check_alone(cluster: &Cluster, vm: &VmId, to: &BackupTarget) -> Result<(), Problem> {
+    let is_it = |one: &Backup| {
+        let is_shipped = one.state == BackupState::Shipping && one.part_of.is_none();
+        is_shipped && one.vm.as_ref() == Some(vm) && one.at.address == to.address
+    };
+    let Some(other) = super::list(cluster).await?.into_iter().find(is_it) else { return Ok(()) };
+    let why = format!("backup {} of it is being shipped to the same target", other.name);
+    Err(Problem::conflict(format!("can't back up VM {vm}"), why)
+        .next("wait until that one is complete, or has failed: perigee backup list"))
 }
 
 /// What is to be shipped of a VM's disk; `None`: the backup is of a volume alone. The backup of a root disk has all disks sealed first, and waits for its parts.

@@ -128,20 +128,31 @@ async fn restore(
     Path(name): Path<VolumeName>,
     Json(ask): Json<RestoreVolume>,
 ) -> String {
+    inside.lock().expect("lock").restores.asked.push(name.clone());
+    while inside.lock().expect("lock").restores.hangs {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     let mut inside = inside.lock().expect("lock");
+    if inside.restores.refuses.as_ref() == Some(&name) || inside.volumes.contains_key(&name) {
+        let problem = Problem::conflict("restore", "its bytes are not what was shipped");
+        return step(&Step::<VolumeInfo>::Failed(problem));
+    }
     let has = inside.backups.at.get(&ask.from.address);
     let is_there = has.is_some_and(|has| has.contains_key(&ask.backup));
     if !is_there && inside.restores.backup.as_ref() != Some(&ask.backup) {
         return step(&Step::<VolumeInfo>::Failed(Problem::not_found("restore", "it is not here")));
     }
+    let is_older = inside.restores.is_older;
     let mut info = volume_info(&CreateVolume {
         tenant: ask.tenant,
         leave_site: ask.leave_site,
+        owner: ask.owner.filter(|_| !is_older),
         ..CreateVolume::new(name.clone(), Some(1 << 30), VolumeSource::Empty)
     });
-    let at_once = ask.at_once.filter(|_| !inside.restores.is_older);
+    let at_once = ask.at_once.filter(|_| !is_older);
     let new_layer = || LayerId(uuid::Uuid::new_v4());
-    info.chain = vec![new_layer(), at_once.unwrap_or_else(new_layer)];
+    let below = at_once.or(ask.layer.filter(|_| !is_older));
+    info.chain = vec![new_layer(), below.unwrap_or_else(new_layer)];
     let data = ask.backup.to_string().into_bytes();
     if let Some(layer) = at_once {
         info.remote_bytes = TO_COME_BYTES;

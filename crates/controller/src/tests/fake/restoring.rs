@@ -6,8 +6,8 @@ use axum::Router;
 use axum::extract::State;
 use axum::routing::get;
 use perigee_http::{Json, Reply};
-use perigee_model::BackupName;
 use perigee_model::backup::RestoringLayer;
+use perigee_model::{BackupName, VolumeName};
 
 use super::{Inside, Shared};
 
@@ -21,6 +21,12 @@ pub struct Restores {
     /// It reads all bytes first, whatever it is asked for, as an older version does.
     pub is_older: bool,
     pub deleted: Vec<BackupName>,
+    /// The volumes that were made of backups, or were to be.
+    pub asked: Vec<VolumeName>,
+    /// This volume can't be made.
+    pub refuses: Option<VolumeName>,
+    /// No volume is made meanwhile.
+    pub hangs: bool,
 }
 
 /// So many bytes come after each volume.
