@@ -13,7 +13,7 @@ use perigee_model::network::Card;
 use perigee_model::persistent_vm::PersistentVm;
 use perigee_model::vm::{Firmware, Hardware};
 use perigee_model::{HostId, JobId};
-use perigee_planner::Traits;
+use perigee_planner::{PastRun, Traits};
 use serde::{Deserialize, Serialize};
 
 use super::{LogKept, Talk};
@@ -214,6 +214,9 @@ pub struct Gang {
     pub undone: u32,
     /// What its VMs had sent to each other when the last move was over.
     pub sent_before: Vec<Vec<u64>>,
+    /// Whether what was predicted rests on its earlier runs.
+    #[serde(default)]
+    pub has_run: bool,
     /// The logs of the members of runs that were lost, by their ranks, and the numbers of their last lines.
     pub logs: BTreeMap<u32, (LogKept, u64)>,
 }
@@ -288,6 +291,9 @@ pub struct Membership {
     pub lost: Option<HostId>,
     /// What it has sent to the others.
     pub talk: Talk,
+    /// What its run shows, once its command has succeeded and its counters were read in time. Its gang remembers it.
+    #[serde(default)]
+    pub run: Option<Box<PastRun>>,
 }
 
 impl Membership {
