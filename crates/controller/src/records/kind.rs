@@ -12,6 +12,7 @@ use perigee_model::job::JobSpec;
 use perigee_model::network::Card;
 use perigee_model::persistent_vm::PersistentVm;
 use perigee_model::vm::{Firmware, Hardware};
+use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, JobId};
 use perigee_planner::{PastRun, Traits};
 use serde::{Deserialize, Serialize};
@@ -255,6 +256,9 @@ pub enum GangMoveRequest {
         hosts: Vec<HostId>,
         /// The host that is drained, where that is the reason.
         drains: Option<HostId>,
+        /// Whether its disks come after each VM.
+        #[serde(default)]
+        volumes: VolumesOnMove,
     },
     /// All stay, or go back.
     Stay,

@@ -513,7 +513,7 @@ async fn all_vms_of_a_gang_with_confined_data_are_at_the_site_of_the_data_and_st
             disks.iter().filter(|disk| disk.temporary && !disk.read_only).collect();
         assert!(!written.is_empty() && written.iter().all(|disk| disk.leave_site.is_never()));
     }
-    let ask = MoveJob { hosts: vec![lab.home.id.clone()], site: None };
+    let ask = MoveJob { hosts: vec![lab.home.id.clone()], ..MoveJob::default() };
     let refused = jobs::ask_to_move(&lab.cluster, &id, ask).await.expect_err("it stays");
     assert!(refused.why.contains("leave-site: never"), "{refused}");
     let writes = JobSpec { volumes, writes: LeaveSite::Allowed, ..gang(2) };
