@@ -391,8 +391,10 @@ impl Rank {
 /// The latest of several times that are late together.
 fn latest(all: &[Spread]) -> Spread {
     let most = |of: fn(Spread) -> f64| all.iter().copied().map(of).fold(f64::MIN, f64::max);
-    if all.is_empty() {
-        return Spread::default();
+    match all {
+        [] => return Spread::default(),
+        [one] => return *one,
+        _ => {}
     }
     Spread::between(most(Spread::low), most(|one| one.expected), most(Spread::high))
 }

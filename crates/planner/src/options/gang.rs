@@ -271,8 +271,7 @@ impl<'a> Placer<'a> {
             (0..self.classes.len()).map(|_| None).collect();
         let mut placed: Vec<usize> = Vec::new();
         let mut befores: Vec<Before> = Vec::new();
-        for rank in 0..self.classes.len() {
-            let class = self.classes[rank];
+        for class in self.classes.clone() {
             let has_data = !self.gang.volumes[class].is_empty();
             if known[class].is_none() {
                 known[class] = Some(self.stays(class, numbers));
