@@ -230,14 +230,6 @@ fn of_many_runs_the_rare_distance_stays_and_the_ranks_are_bounded() {
     assert_eq!(large.len(), 1, "the newest one is kept, however many ranks it has");
 }
 
-/// A record that was written before there was such a field.
-#[test]
-fn a_run_is_stored_and_read_again() {
-    let run = coupled(&[Truth { cpu_s: 20.0, reads: 10.0, other_s: 1.0 }; 2], 0.016);
-    let stored = serde_json::to_string(&run).expect("JSON");
-    assert_eq!(serde_json::from_str::<RanksRun>(&stored).expect("a run"), run);
-}
-
 /// Only rank 0 has the second volume.
 #[test]
 fn each_rank_has_the_volumes_that_are_its_own() {

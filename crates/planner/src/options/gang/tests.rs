@@ -118,7 +118,8 @@ fn without_room_for_all_beside_the_data_they_start_where_all_have_room() {
 fn the_rules_among_its_vms_are_kept() {
     let mut apart = gang(2, 2500.0);
     facts(&mut apart).apart = true;
-    let mut hosts = names(&planned(&apart).options[0].hosts);
+    let plan = planned(&apart);
+    let mut hosts = names(&plan.options[0].hosts);
     hosts.dedup();
     assert_eq!(hosts.len(), 2, "each at its own host");
     let mut together = gang(2, 2500.0);
