@@ -3,6 +3,7 @@
 
 mod decisions;
 pub mod gang_traffic;
+pub mod gangs;
 mod history;
 mod lately;
 pub mod links;
@@ -44,7 +45,7 @@ pub use decisions::{
     asked_plan, decisions, not_done, prefix as decisions_prefix, record, record_submission, score,
 };
 use history::history;
-pub use history::{forget_host, forget_tenant, job_ended, wants_trace};
+pub use history::{forget_host, forget_tenant, gang_ended, job_ended, run_of_member, wants_trace};
 #[cfg(test)]
 pub(crate) use history::{history_key, make_room};
 pub use money::disk_bytes;
@@ -95,6 +96,7 @@ pub async fn prepare(cluster: &Cluster, spec: &JobSpec) -> Result<Prepared, Prob
         volumes,
         dirty_bytes_per_s: history.dirty_bytes_per_s,
         money: money::facts(cluster, spec, now_ms()).await?,
+        gang: None,
     };
     let tenant = tenant_of(&spec.name);
     let others = cluster.history_cache.others(&history::history_key(spec), tenant);
@@ -144,23 +146,31 @@ pub struct Planned {
 /// # Errors
 /// `NotFound` for an unknown volume.
 pub async fn plan(cluster: &Arc<Cluster>, spec: &JobSpec) -> Result<Planned, Problem> {
-    let Prepared { mut job, history, others } = prepare(cluster, spec).await?;
+    let mut prepared = prepare(cluster, spec).await?;
+    gangs::add(cluster, spec, &mut prepared).await?;
+    let Prepared { mut job, history, others } = prepared;
     job.money.month = money::month(cluster, &spec.name);
     let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
     let not_measured = links::ensure(cluster, &homes).await;
     let rented = waits::rented_for_others(cluster, spec);
     let full = waits::without_room(cluster, spec, &rented);
-    let waits = waits::waits(cluster, spec, &rented, &full).await?;
+    let mut waits = waits::waits(cluster, spec, &rented, &full).await?;
     let mut facts = facts(cluster);
     waits::make_room(&mut facts, &full, spec);
     leave_out(&mut facts, &rented);
+    gangs::keep_to_site(cluster, spec, &mut facts).await?;
     if let Ok(id) = JobId::new(&spec.name) {
         let groups = Groups::of(&spec.name, &spec.rules);
         let bounds = cluster.index.grouped().bounds(&id, &groups, |host| cluster.hosts.binds(host));
         facts.hosts.iter_mut().for_each(|host| host.takes_jobs &= bounds.allow(&host.id));
     }
-    let snapshot = Snapshot { cluster: facts, job, history, others };
-    let plan = perigee_planner::plan(&snapshot).map_err(|refused| match (refused, not_measured) {
+    let mut snapshot = Snapshot { cluster: facts, job, history, others };
+    let mut plan = perigee_planner::plan(&snapshot);
+    if spec.is_gang() && matches!(plan, Err(Refused::NoHost(_))) {
+        waits = waits::make_room_for_all(cluster, &mut snapshot.cluster, (spec, &rented), waits);
+        plan = perigee_planner::plan(&snapshot);
+    }
+    let plan = plan.map_err(|refused| match (refused, not_measured) {
         (Refused::LinkNotMeasured { .. }, Some(problem)) => problem,
         (refused, _) => refused.into(),
     });

@@ -29,7 +29,7 @@
 //! | `left-out/JOB` | the files that are not among its outputs ([`crate::files::outputs::left_out`]) | the job's driver |
 //! | `logs/JOB/NNNN` | before [`crate::level::JOB_FILES`]: the [`perigee_model::job::LogLine`]s among 100 messages of the guest | the job's driver |
 //! | `samples/JOB` | before the same level: the job's time series | the job's driver |
-//! | `talk/NAME/COUNT` | [`crate::planning::gang_traffic::GangHistory`]: what the VMs of such a gang sent to each other, and its last runs | the gang's driver, at its end |
+//! | `talk/NAME/COUNT` | [`crate::planning::gang_traffic::GangHistory`]: what the VMs of such a gang sent to each other, and its last runs, rank by rank | the gang's driver, at its end |
 //! | `runs/KEY`, `vm_boots/HOST` | the last runs of a kind of job, the last boots at a host | the job's driver, at its end |
 //! | `cleanups/ID`, `cleanups/deleted/VOLUME` | [`crate::cleaner::Cleanup`] | the cleaner |
 //! | `measurements/HOST`, `measured_kinds/HASH` | [`MeasurementRecord`]; [`perigee_model::measurement::HostMeasurement`] of a kind of rented hosts | the measurement |

@@ -235,7 +235,8 @@ impl Scheduler {
         self.learning.spawn(async move {
             let homes_at = cluster.index.home_changes();
             let facts = async {
-                let facts = planning::prepare_record(&cluster, &record).await?;
+                let mut facts = planning::prepare_record(&cluster, &record).await?;
+                planning::gangs::add(&cluster, &record.job.spec, &mut facts).await?;
                 Ok((facts, leave_site::site_of_gang(&cluster, &record).await?))
             };
             (record.job.id.clone(), homes_at, facts.await)

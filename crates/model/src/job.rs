@@ -666,6 +666,12 @@ pub struct MoveJob {
     /// To this site, to whichever of its hosts have room.
     #[serde(default)]
     pub site: Option<SiteId>,
+    /// Whether the VMs' own disks and the volumes that they write come after them.
+    #[serde(default)]
+    pub volumes: VolumesOnMove,
+    /// They come although a replica of one is at the destination's site, and no other site has a copy of it then.
+    #[serde(default)]
+    pub confirmed: bool,
 }
 
 /// A move of all VMs of a gang was asked for.

@@ -256,6 +256,12 @@ pub struct PlanOption {
     /// What it would cost; `None` if no host that the plan knows costs anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<OptionCost>,
+    /// Of a job with several VMs: where each of them would start, in the order of their ranks. `predicted` has the parts of the slowest one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostId>,
+    /// Where each of them ends, if that is another host for one of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub end_hosts: Vec<HostId>,
 }
 
 /// What one way to run a job would cost.
@@ -336,6 +342,36 @@ impl PlanOption {
         // What is not possible takes no longer than the chosen one.
         self.chosen || self.longer.is_some()
     }
+
+    /// Where it starts, as it is shown: `home1`, or of several VMs `home1 x2, home2`.
+    pub fn starts_at(&self) -> String {
+        at_hosts(&self.start, &self.hosts)
+    }
+
+    /// The same of where it ends.
+    pub fn ends_at(&self) -> String {
+        let ends = if self.end_hosts.is_empty() { &self.hosts } else { &self.end_hosts };
+        at_hosts(&self.end, ends)
+    }
+}
+
+/// Each host once, with how many of the VMs are there.
+fn at_hosts(first: &HostId, all: &[HostId]) -> String {
+    let mut counts: Vec<(&HostId, usize)> = Vec::new();
+    for host in all {
+        match counts.iter_mut().find(|(other, _)| *other == host) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((host, 1)),
+        }
+    }
+    if counts.is_empty() {
+        return first.to_string();
+    }
+    let each = counts.into_iter().map(|(host, count)| match count {
+        1 => host.to_string(),
+        _ => format!("{host} x{count}"),
+    });
+    each.collect::<Vec<_>>().join(", ")
 }
 
 impl Plan {
@@ -389,6 +425,9 @@ pub struct Score {
     pub all: ScoreOf,
     /// By what was chosen, and what the prediction rested on.
     pub by_option: Vec<ScoreOfOption>,
+    /// Those of them that had several VMs.
+    #[serde(default)]
+    pub gangs: ScoreOf,
     /// How much equal runs differ: no prediction can be better. `None` if no job has run twice in one placement.
     pub noise: Option<Noise>,
     /// Of what the jobs that cost something were predicted to cost, against what was spent. Jobs that began anew do not count.
@@ -481,7 +520,7 @@ impl CameTrue {
 impl Score {
     /// Of the decisions with which jobs began that have ended well; the others do not count.
     pub fn of(decisions: &[Decision]) -> Self {
-        let mut all = Vec::new();
+        let (mut all, mut gangs) = (Vec::new(), Vec::new());
         let mut by_option: Vec<(Way, Basis, Vec<CameTrue>)> = Vec::new();
         for decision in decisions {
             let (Some(option), Some(result)) = (decision.plan.chosen(), decision.came_true())
@@ -489,6 +528,9 @@ impl Score {
                 continue;
             };
             all.push(result);
+            if option.hosts.len() > 1 {
+                gangs.push(result);
+            }
             let kind = (option.way, decision.plan.basis);
             match by_option.iter_mut().find(|(way, basis, _)| (*way, *basis) == kind) {
                 Some((_, _, results)) => results.push(result),
@@ -501,7 +543,8 @@ impl Score {
             score: ScoreOf::results(results),
         });
         let by_option = by_option.collect();
-        Self { by_option, all: ScoreOf::results(all), ..Self::default() }
+        let (all, gangs) = (ScoreOf::results(all), ScoreOf::results(gangs));
+        Self { by_option, all, gangs, ..Self::default() }
     }
 }
 
@@ -560,6 +603,8 @@ mod tests {
             chosen: true,
             reason: String::new(),
             cost: None,
+            hosts: Vec::new(),
+            end_hosts: Vec::new(),
         };
         let options = vec![option];
         let (basis, figures) = (Basis::History, Vec::new());
@@ -604,6 +649,10 @@ mod tests {
         assert!((score.all.interval_score.expect("a score") - mean).abs() < 1e-9);
         assert_eq!(score.by_option.len(), 1);
         assert_eq!(score.by_option[0].score, score.all);
+        assert_eq!(score.gangs, ScoreOf::default());
+        decisions[1].plan.options[0].hosts = vec![HostId::new("home1").expect("a name"); 2];
+        let gangs = Score::of(&decisions).gangs;
+        assert_eq!((gangs.jobs, gangs.median_error), (1, Some(0.25)), "it counts among all too");
         decisions[0].plan.basis = Basis::OnePass;
         assert_eq!(Score::of(&decisions).by_option.len(), 2);
         assert_eq!(Score::of(&[]).all, ScoreOf::default());
@@ -626,6 +675,20 @@ mod tests {
         assert_eq!((score.jobs, score.in_range, score.median_error), (2, 1, Some(0.5)));
         assert_eq!((score.median_width, score.interval_score), (Some(0.5), Some(mean)));
         assert_eq!(ScoreOf::of_money([]), ScoreOf::default());
+    }
+
+    #[test]
+    fn the_hosts_of_several_vms_are_shown_each_once() {
+        let mut plan = decision(Trigger::Submitted, None).plan;
+        let option = &mut plan.options[0];
+        assert_eq!((option.starts_at(), option.ends_at()), ("home1".into(), "home1".into()));
+        let hosts =
+            |names: &[&str]| names.iter().map(|n| HostId::new(*n).expect("a name")).collect();
+        option.hosts = hosts(&["home1", "home2", "home1"]);
+        assert_eq!(option.starts_at(), "home1 x2, home2");
+        assert_eq!(option.ends_at(), option.starts_at());
+        option.end_hosts = hosts(&["cloud1", "cloud1", "cloud1"]);
+        assert_eq!(option.ends_at(), "cloud1 x3");
     }
 
     /// `2..1621` was shown, which tells nobody anything.

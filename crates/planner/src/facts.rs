@@ -13,6 +13,7 @@ use perigee_model::volume::{BlockProbe, IoStats};
 use perigee_model::{HostId, SiteId, VolumeName};
 use serde::{Deserialize, Serialize};
 
+use crate::gangs::GangFacts;
 use crate::index::Indexed;
 use crate::measured::MeasuredHost;
 use crate::{PastRun, Refused, Traits};
@@ -308,6 +309,8 @@ pub struct JobFacts {
     pub dirty_bytes_per_s: Option<u64>,
     /// What counts for its price.
     pub money: MoneyFacts,
+    /// What is known of its VMs, if it has several ones. The other facts are those of each VM, with all volumes.
+    pub gang: Option<Arc<GangFacts>>,
 }
 
 /// What counts for the price of a job that has not started. Of a job with several VMs: for each of them.

@@ -122,6 +122,7 @@ pub(crate) fn job() -> JobFacts {
         }],
         dirty_bytes_per_s: Some(0),
         money: MoneyFacts::default(),
+        gang: None,
     }
 }
 

@@ -1,10 +1,12 @@
 //! How long a gang takes, by its earlier runs.
 //!
-//! Its VMs wait for each other, so their parts can't be told apart as those of a job with one VM can. What equal gangs took is all that counts,
-//! wherever they ran and their data was; the range is wide while there are few.
+//! By what each of its VMs did, its time is predicted at any host (`gangs/ranks.rs`, `options/gang.rs`). Where nothing is known of its
+//! VMs, because their counters were read too late, all that counts is what equal gangs took, wherever they ran and their data was; the range is wide while there
+//! are few.
 
 mod moves;
 mod place;
+mod ranks;
 
 use perigee_model::plan::{Estimate, PredictedEnd};
 use serde::{Deserialize, Serialize};
@@ -13,6 +15,8 @@ use crate::runs::{SAME_JOB, Traits};
 
 pub use moves::{GangVerdict, RunningGang, consider};
 pub use place::{Room, at_site, ruled};
+pub use ranks::{GangFacts, RANKS_KEPT, RanksRun, Talked, keep};
+pub(crate) use ranks::{Ranks, Somewhere};
 
 /// One earlier run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

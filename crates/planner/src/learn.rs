@@ -24,7 +24,7 @@ use perigee_model::plan::{Basis, Seconds, Unknown};
 use crate::copying::Reading;
 use crate::facts::{Cluster, HostFacts, JobFacts, MoneyFacts, Running, Snapshot, VolumeFacts};
 use crate::figures::Figures;
-use crate::hosts::computing_factor;
+use crate::hosts::{computing_factor, cpu_factor};
 use crate::network::path;
 use crate::refused::Refused;
 use crate::runs::{PastRun, Traits};
@@ -143,6 +143,18 @@ impl Learned {
     /// [`Refused`] if there are no runs and a volume's home is not up.
     pub fn of(snapshot: &Snapshot, figures: &mut Figures) -> Result<Self, Refused> {
         let Snapshot { cluster, job, history, others } = snapshot;
+        Self::of_job((cluster, job), (history.as_slice(), others.as_slice()), figures)
+    }
+
+    /// The same of a job whose earlier runs are `history`; `others` are those of other jobs.
+    ///
+    /// # Errors
+    /// As [`Self::of`].
+    pub fn of_job(
+        (cluster, job): (&Cluster, &JobFacts),
+        (history, others): (&[PastRun], &[PastRun]),
+        figures: &mut Figures,
+    ) -> Result<Self, Refused> {
         match Self::from_history(cluster, &job.traits, history, figures) {
             Some(learned) => Ok(learned),
             None => one_pass::one_pass(cluster, job, Seen { history, others }, figures),
@@ -168,6 +180,7 @@ impl Learned {
             volumes: volumes.collect(),
             dirty_bytes_per_s: running.dirty_bytes_per_s,
             money: MoneyFacts::default(),
+            gang: None,
         };
         let seen = Seen { history: &running.history, others: &running.others };
         one_pass::one_pass(&running.cluster, &job, seen, &mut Figures::default()).ok()
@@ -206,6 +219,23 @@ impl Learned {
             }
         }
         Ok(place)
+    }
+
+    /// Where an earlier run was, without what others did there.
+    pub fn place_of(&self, cluster: &Cluster, run: &PastRun) -> Place {
+        let link_s = |bytes: fn(&VolumeLearned) -> f64| -> f64 {
+            let each = run.volumes.iter().zip(&self.volumes).filter_map(|(was, volume)| {
+                let rate = was.rate_bytes_per_s.filter(|rate| *rate > 0)?;
+                Some(was.remote_share * bytes(volume) / rate as f64)
+            });
+            each.sum()
+        };
+        Place {
+            round_trip_s: run.round_trip_s(),
+            bytes_s: link_s(|volume| volume.waited_bytes),
+            links_s: link_s(|volume| volume.sent_bytes),
+            ..Place::local(cpu_factor(cluster, &run.host).0)
+        }
     }
 
     /// Predicts the command's seconds at a place, part by part.

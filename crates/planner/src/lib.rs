@@ -21,6 +21,7 @@
 //! | Is a VM's memory sent compressed, and is the VM slowed down meanwhile? | `modes.rs` |
 //! | Which queued job starts next, and where? | `queue/` (`pass.rs`: the decision), `controller/src/scheduler.rs` (its snapshot), `queue/refusals.rs` (how many refused plans a pass makes) |
 //! | Where do all of its VMs start, or none? | `queue/gang.rs` |
+//! | What would each way to run a job with several VMs take? | `options/gang.rs` (where its VMs would be), `gangs/ranks.rs` (what is learnt of each, and what they take together) |
 //! | What would each way to run a job take? | `options/mod.rs` |
 //! | What would a way cost, and which one is chosen where money counts? | `options/cost.rs`; a tenant's budget for the month: `queue/pass.rs` |
 //! | When does a running VM move, or its data? | `running.rs`, `running/changes.rs`; at once, by its history: `running/sure.rs`; what that costs: `moving.rs`, `copying.rs` |

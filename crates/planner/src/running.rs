@@ -264,6 +264,8 @@ fn plan(running: &Running, lost_s: f64, best: &Better, others: &[Better], accoun
         chosen,
         reason,
         cost: None,
+        hosts: Vec::new(),
+        end_hosts: Vec::new(),
     };
     let mut figures = vec!["assumed: as much work is left as was done here".to_owned()];
     figures.extend(best.cost.figures.iter().cloned());

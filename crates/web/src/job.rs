@@ -1,5 +1,6 @@
 //! A job: what was predicted beside what came true, why it is where it is, and what it has left.
 
+use perigee_model::HostId;
 use perigee_model::gang::moving::GangMove;
 use perigee_model::job::{Job, Member, Migration, Sample};
 use perigee_model::money::Money;
@@ -240,14 +241,19 @@ fn way(option: &PlanOption) -> Vec<Cell> {
     };
     vec![
         name,
-        thing("hosts", &option.start),
-        thing("hosts", &option.end),
+        at_hosts(option, &option.start, option.starts_at()),
+        at_hosts(option, &option.end, option.ends_at()),
         Cell::number(option.total.or_at_least()),
         Cell::number(longer),
         maybe_bytes(option.shipped_bytes),
         Cell::number(cost.unwrap_or_else(|| DASH.to_owned())),
         Cell::text(short(&option.reason)),
     ]
+}
+
+/// Of several VMs all hosts, and else the only one.
+fn at_hosts(option: &PlanOption, host: &HostId, all: String) -> Cell {
+    if option.hosts.len() > 1 { Cell::text(all) } else { thing("hosts", host) }
 }
 
 fn spec(job: &Job) -> Section {

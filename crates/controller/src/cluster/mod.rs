@@ -59,7 +59,9 @@ use crate::{level, term};
 use accounts::Accounts;
 use amounts::Amounts;
 use balance::Balances;
-pub use capacity::{Counters, ERROR_BUCKETS, capacity, capacity_of, for_vms_bytes, starts_at_once};
+pub use capacity::{
+    Counters, ERROR_BUCKETS, VCPUS_PER_CPU, capacity, capacity_of, for_vms_bytes, starts_at_once,
+};
 use history_cache::HistoryCache;
 use hosts::Ways;
 pub use hosts::{HostEntry, HostLink, Hosts, Said};

@@ -270,7 +270,7 @@ async fn request(cluster: &Arc<Cluster>, host: &HostId, step: &DrainStep) -> Res
         }
         DrainedKind::Job => {
             let job = JobId::new(&step.name).map_err(name)?;
-            let ask = MoveJob { hosts: step.to.clone(), site: None };
+            let ask = MoveJob { hosts: step.to.clone(), ..MoveJob::default() };
             jobs::ask_to_leave(cluster, &job, ask, host).await?;
             // As with a VM.
             if cluster.hosts.drain(host).is_some() {

@@ -86,9 +86,13 @@ impl Run {
             Some(Ending::Cancelled) => JobEvent::Cancelled,
             Some(Ending::Collected { .. } | Ending::Failed) | None => JobEvent::Failed,
         };
-        // The time of a gang's member says nothing of a job with one VM.
-        if matches!(record.ending, Some(Ending::Collected { .. })) && !record.kind.is_member() {
-            planning::job_ended(&self.cluster, record).await?;
+        if matches!(record.ending, Some(Ending::Collected { .. })) {
+            let run = planning::run_of_member(&self.cluster, record);
+            match record.kind.member_mut() {
+                // The time of a gang's member says nothing of a job with one VM.
+                Some(member) => member.run = run.map(Box::new),
+                None => planning::job_ended(&self.cluster, record).await?,
+            }
         }
         self.settle().await?;
         let record = &mut self.record.value;

@@ -26,9 +26,9 @@ use perigee_model::gang::{EndRequest, Next, Seen, Verdict, member_of, next};
 use perigee_model::guest::GuestKey;
 use perigee_model::job::{HostState, Job, JobOutputs, JobState, JobVolume, Restart};
 use perigee_model::network::Card;
+use perigee_model::plan::Basis;
 use perigee_model::states::JobEvent;
 use perigee_model::{HostId, JobId, Problem, ProblemKind};
-use perigee_planner::arrange::{Place, arrange};
 use perigee_planner::gangs::{self, left};
 use russh::keys::PrivateKey;
 use russh::keys::ssh_key::LineEnding;
@@ -181,9 +181,6 @@ impl GangRun {
         }
         let keys = GangKeys { user: new_key(&self.id)?, host: new_key(&self.id)? };
         let hosts = grant.hosts().cloned().collect();
-        let known = gang_traffic::known(&self.cluster, &self.id, self.job().spec.count).await?;
-        let hosts = self.arranged(hosts, &known);
-        let predicted = known.predicted(&self.job().spec, &grant.traits);
         let cluster = Arc::clone(&self.cluster);
         let network = self.ensure_network().await;
         // All get addresses or none, so two gangs never wait for those that the other one has.
@@ -203,13 +200,15 @@ impl GangRun {
         if !cost::reserve(&self.cluster, &mut self.record.value, grant.cost).await? {
             return Ok(Step::Leave);
         }
+        planning::record_submission(&cluster, &self.id, &grant.plan).await?;
         let traits = grant.traits.clone();
+        let has_run = grant.plan.basis == Basis::History;
         let gang = self.gang()?;
-        *gang = Gang { hosts, traits, cards, keys: Some(keys), ..gang.of_next_run() };
+        *gang = Gang { hosts, traits, cards, keys: Some(keys), has_run, ..gang.of_next_run() };
         let job = &mut self.record.value.job;
         job.state = job.state.next(JobEvent::Placed)?;
         job.started_ms = Some(now_ms());
-        job.predicted = predicted;
+        job.predicted = Some(grant.predicted);
         job.reason.clear();
         self.record.save().await?;
         Ok(Step::Again)
@@ -220,17 +219,6 @@ impl GangRun {
         let confined = leave_site::confined_of(&self.cluster, &self.job().spec).await?;
         let hosts: Vec<HostId> = grant.hosts().cloned().collect();
         Ok(leave_site::check_hosts(&self.cluster, &confined, &self.id, &hosts).is_err())
-    }
-
-    /// The hosts in the order of the ranks: those that talked most in the last run of such a gang are near each other.
-    fn arranged(&self, hosts: Vec<HostId>, known: &gang_traffic::GangHistory) -> Vec<HostId> {
-        let mut places = Vec::new();
-        for host in &hosts {
-            let Ok(of) = self.cluster.hosts.get(host) else { return hosts };
-            places.push(Place { host: host.clone(), site: of.addresses.site.clone() });
-        }
-        let places = arrange(places, &known.sent);
-        places.into_iter().map(|place| place.host).collect()
     }
 
     /// Its own network is there, if it has one.
@@ -315,6 +303,7 @@ impl GangRun {
             released: false,
             lost: None,
             talk: Talk::default(),
+            run: None,
         };
         if member.serves() {
             // It ends when the first member's command does, which has a limit.
@@ -324,7 +313,10 @@ impl GangRun {
         spec.outputs_to = spec.outputs_to.map(|to| outputs::of_rank(&to, rank));
         spec.volumes.retain(|volume| volume.is_of_rank(rank));
         spec.volumes.iter_mut().for_each(|volume| volume.ranks.clear());
-        let traits = gang.kind.gang().map(|gang| gang.traits.clone()).unwrap_or_default();
+        let mut traits = gang.kind.gang().map(|gang| gang.traits.clone()).unwrap_or_default();
+        let sizes = std::mem::take(&mut traits.data_bytes);
+        let own = planning::gangs::numbers_of(&gang.job.spec.volumes, rank);
+        traits.data_bytes = own.into_iter().filter_map(|at| sizes.get(at).copied()).collect();
         let mut made = new_record(member_of(&self.id, rank), spec);
         made.job.submitted_ms = gang.job.submitted_ms;
         made.job.state = made.job.state.next(JobEvent::Placed)?;
@@ -490,16 +482,9 @@ impl GangRun {
         members: &Members,
     ) -> Result<Step, Problem> {
         networks::remove_own(&self.cluster, &self.id).await?;
-        let of = |member: &Arc<JobRecord>| member.kind.member().map(|m| m.talk.by_rank(m.count));
-        let sent = members.iter().map(|member| member.as_ref().and_then(of).unwrap_or_default());
-        let sent = sent.collect();
         let all = || members.iter().flatten().map(|member| &member.job);
         let measured_s = all().filter_map(|job| job.measured_s).reduce(f64::max);
-        let traits = self.gang()?.traits.clone();
-        let run = measured_s
-            .filter(|_| verdict.is_none())
-            .map(|seconds| gangs::GangRun { traits, seconds });
-        gang_traffic::remember(&self.cluster, self.job(), sent, run).await?;
+        self.learn(measured_s.filter(|_| verdict.is_none()), members).await?;
         let job = &mut self.record.value.job;
         job.measured_s = measured_s;
         job.progress = all().next().and_then(|first| first.progress.clone());
@@ -539,6 +524,27 @@ impl GangRun {
         gang.close_move("the job ended");
         self.record.save().await?;
         Ok(Step::Again)
+    }
+
+    /// Remembers what the run has shown, and writes the measured times beside the predictions. `seconds`: what it took, if it has
+    /// succeeded.
+    async fn learn(&mut self, seconds: Option<f64>, members: &Members) -> Result<(), Problem> {
+        let traits = self.gang()?.traits.clone();
+        let of = |member: &Arc<JobRecord>| member.kind.member().map(|m| m.talk.by_rank(m.count));
+        let sent = members.iter().map(|member| member.as_ref().and_then(of).unwrap_or_default());
+        let sent: Vec<Vec<u64>> = sent.collect();
+        let run = seconds.map(|seconds| gangs::GangRun { traits, seconds });
+        let (cluster, job) = (&self.cluster, self.job());
+        let ranks = seconds.and_then(|_| planning::gangs::run_of(cluster, job, members, &sent));
+        let ended = |member: &Arc<JobRecord>| {
+            let job = &member.job;
+            Some(job.started_ms? + planning::milliseconds(job.measured_s?))
+        };
+        let ended_ms = members.iter().flatten().filter_map(ended).max();
+        if let Some((seconds, ended_ms)) = seconds.zip(ended_ms) {
+            planning::gang_ended(cluster, &job.id, (ended_ms, seconds), ranks.as_ref()).await?;
+        }
+        gang_traffic::remember(cluster, job, sent, (run, ranks)).await
     }
 
     /// The members of this run are removed, and it is queued. What is left of them at a lost host is known by the run's number.
@@ -639,7 +645,9 @@ impl GangRun {
         let started_ms = members.iter().filter_map(|member| member.job.started_ms).min();
         let first = members.first().and_then(|first| first.job.progress_part());
         let ran_s = job.running_ms.map_or(0.0, since);
-        let end = left(job.predicted, started_ms.map_or(0.0, since), (first, ran_s));
+        let has_run = self.record.value.kind.gang().is_some_and(|gang| gang.has_run);
+        let predicted = job.predicted.filter(|_| has_run);
+        let end = left(predicted, started_ms.map_or(0.0, since), (first, ran_s));
         index.put_end(&self.id, Instant::now(), end);
     }
 }

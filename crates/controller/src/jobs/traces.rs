@@ -28,8 +28,7 @@ impl Run {
 
     async fn begin_trace(&mut self, host: &HostLink) -> Result<(), Problem> {
         let mut traced = Traced::Not;
-        let is_member = self.record.value.kind.is_member();
-        if !is_member && planning::wants_trace(&self.cluster, &self.record.value).await? {
+        if planning::wants_trace(&self.cluster, &self.record.value).await? {
             let disks = &self.placement()?.disks;
             let volumes = disks.iter().map(|disk| disk.volume.clone()).collect();
             let data = disks.iter().filter(|disk| disk.data_of.is_some());

@@ -1,13 +1,13 @@
-//! What the VMs of a gang have sent to each other, and what is remembered of a kind of gangs: that, and how long they took.
+//! What the VMs of a gang have sent to each other, and what is remembered of a kind of gangs: that, how long they took, and what each rank did.
 //!
 //! The agent of a sender's host counts it, from the moment when the VM's card was made there. So the counters begin anew when the VM comes
 //! to another host, and the differences are added up here.
 
 use perigee_model::job::{Job, JobSpec};
 use perigee_model::plan::Estimate;
-use perigee_model::{JobId, Problem, TenantName};
+use perigee_model::{ImageName, JobId, Problem, TenantName};
 use perigee_planner::Traits;
-use perigee_planner::gangs::{GangRun, predict};
+use perigee_planner::gangs::{self, GangRun, RanksRun, predict};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::now_ms;
@@ -27,27 +27,38 @@ pub struct GangHistory {
     pub sent: Vec<Vec<u64>>,
     /// Those that have succeeded, with a digest of their image and command, the oldest first.
     runs: Vec<(String, GangRun)>,
+    /// Those of which it is known what each rank did, the oldest first. The planner says how many are kept.
+    #[serde(default)]
+    ranks: Vec<RanksRun>,
     ended_ms: u64,
 }
 
 impl GangHistory {
     /// How long such a gang takes; `None` if no equal one has succeeded.
     pub fn predicted(&self, spec: &JobSpec, traits: &Traits) -> Option<Estimate> {
-        let program = program(spec);
+        let program = program(&spec.image, &spec.command, spec.mpi);
         let equal = self.runs.iter().filter(|(of, _)| *of == program);
         let runs: Vec<GangRun> = equal.map(|(_, run)| run.clone()).collect();
         predict(&runs, traits)
     }
+
+    /// The runs of this program of which it is known what each rank did, the oldest first.
+    pub fn runs_of(&self, program: &str) -> Vec<RanksRun> {
+        self.ranks.iter().filter(|run| run.program == program).cloned().collect()
+    }
 }
 
 /// A digest of what a gang runs.
-fn program(spec: &JobSpec) -> String {
-    digest(&serde_json::json!([spec.image, spec.command, spec.mpi]))
+pub fn program(image: &ImageName, command: &[String], mpi: bool) -> String {
+    digest(&serde_json::json!([image, command, mpi]))
 }
 
 /// Jobs of the same name and with as many VMs are of one kind.
 fn key(gang: &JobId, count: u32) -> String {
-    let name = gang.as_str().rsplit_once('-').map_or(gang.as_str(), |(name, _)| name);
+    key_of_name(gang.as_str().rsplit_once('-').map_or(gang.as_str(), |(name, _)| name), count)
+}
+
+fn key_of_name(name: &str, count: u32) -> String {
     format!("{PREFIX}{name}/{count}")
 }
 
@@ -56,13 +67,22 @@ pub async fn known(cluster: &Cluster, gang: &JobId, count: u32) -> Result<GangHi
     Ok(cluster.records.read(&key(gang, count)).await?.unwrap_or_default())
 }
 
-/// Remembers what a gang's run has shown: what its VMs sent, if it was counted, and how long it took, if it has succeeded. Its
-/// tenant's oldest kind is forgotten for one too many. A step that was cut may repeat this: the run counts twice then, which changes little.
+/// The same by the whole name in the job file, with its tenant.
+pub async fn known_of_name(
+    cluster: &Cluster,
+    name: &str,
+    count: u32,
+) -> Result<GangHistory, Problem> {
+    Ok(cluster.records.read(&key_of_name(name, count)).await?.unwrap_or_default())
+}
+
+/// Remembers what a gang's run has shown: what its VMs sent, if it was counted, and how long it took, if it has succeeded, with what each
+/// rank did, if that is known. Its tenant's oldest kind is forgotten for one too many. A step that was cut may repeat this: the run counts twice then, which changes little.
 pub async fn remember(
     cluster: &Cluster,
     gang: &Job,
     sent: Vec<Vec<u64>>,
-    run: Option<GangRun>,
+    (run, ranks): (Option<GangRun>, Option<RanksRun>),
 ) -> Result<(), Problem> {
     let is_counted = sent.iter().flatten().any(|bytes| *bytes > 0);
     if !is_counted && run.is_none() {
@@ -75,9 +95,14 @@ pub async fn remember(
     if is_counted {
         known.sent = sent;
     }
-    known.runs.extend(run.map(|run| (program(&gang.spec), run)));
+    let spec = &gang.spec;
+    let program = program(&spec.image, &spec.command, spec.mpi);
+    known.runs.extend(run.map(|run| (program, run)));
     let too_many = known.runs.len().saturating_sub(RUNS_MAX);
     known.runs.drain(..too_many);
+    if let Some(ranks) = ranks {
+        gangs::keep(&mut known.ranks, ranks);
+    }
     if is_new {
         make_room(cluster, &TenantName::of(gang.id.as_str()), KINDS_MAX).await?;
     }

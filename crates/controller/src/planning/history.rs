@@ -6,12 +6,13 @@ use perigee_model::job::{Job, JobSpec};
 use perigee_model::plan::{Decision, Seconds, Trigger};
 use perigee_model::tenant::{DEFAULT_TENANT, tenant_of};
 use perigee_model::trace::HELD_BACK_US;
-use perigee_model::{HostId, Problem, TenantName};
+use perigee_model::{HostId, JobId, Problem, TenantName};
+use perigee_planner::gangs::RanksRun;
 use perigee_planner::replay::Replayed;
 use perigee_planner::{Boot, DiskFacts, Measured, MeasuredVolume, PastRun};
 
 use super::decisions::prefix;
-use super::{data_disks, digest, facts, last_dirty_rate, milliseconds, seconds};
+use super::{data_disks, digest, facts, gangs, last_dirty_rate, milliseconds, seconds};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::history_cache::{BOOTS, History, RUNS};
@@ -36,25 +37,9 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     };
     let ended_ms = started_ms + milliseconds(measured_s);
     let succeeded = job.exit_code == Some(0);
-    let is_sharp = record.meter.is_sharp(ended_ms.saturating_sub(running_ms));
-    let newest = (succeeded && is_sharp).then(|| {
-        let measured = measured(cluster, record, placement, ended_ms);
-        (PastRun::learn(&measured), measured.paused_s)
-    });
+    let newest = learned(cluster, record);
     let parts = newest.as_ref().map(|(run, paused_s)| run.parts(*paused_s));
-    for key in cluster.records.keys(&prefix(&job.id)).await? {
-        if let Some(mut decision) = cluster.records.own::<Decision>(&key).await? {
-            let is_new = decision.value.measured_s.is_none();
-            measure(&mut decision.value, ended_ms, measured_s, parts);
-            if let Some(came) = decision.value.came_true().filter(|_| is_new) {
-                cluster.counters.came_true(came.in_range, came.error);
-            }
-            if decision.value.trigger == Trigger::Submitted {
-                decision.value.plan.figures.extend(held_back(record));
-            }
-            decision.save().await?;
-        }
-    }
+    note_measured(cluster, &job.id, (ended_ms, measured_s), (parts, held_back(record))).await?;
     if !succeeded {
         return Ok(());
     }
@@ -84,6 +69,63 @@ pub async fn job_ended(cluster: &Cluster, record: &JobRecord) -> Result<(), Prob
     make_room(cluster, &key, tenant_of(&job.spec.name), KINDS_MAX).await?;
     let kept = cluster.records.update(&key, keep).await?;
     cluster.history_cache.set_history(&key, Arc::new(kept));
+    Ok(())
+}
+
+/// What the run of a member of a gang shows; `None` of another record, if it has failed, or if its counters were read too late.
+pub fn run_of_member(cluster: &Cluster, record: &JobRecord) -> Option<PastRun> {
+    record.kind.is_member().then(|| learned(cluster, record))?.map(|(run, _)| run)
+}
+
+/// What a run shows, with the seconds in which its VM stood still; `None` if it has failed, or if its counters were read too late.
+fn learned(cluster: &Cluster, record: &JobRecord) -> Option<(PastRun, f64)> {
+    let (job, placement) = (&record.job, record.placement.as_ref()?);
+    let ended_ms = job.started_ms? + milliseconds(job.measured_s?);
+    let is_sharp = record.meter.is_sharp(ended_ms.saturating_sub(job.running_ms?));
+    (job.exit_code == Some(0) && is_sharp).then(|| {
+        let measured = measured(cluster, record, placement, ended_ms);
+        (PastRun::learn(&measured), measured.paused_s)
+    })
+}
+
+/// Writes the measured times of a gang that has succeeded beside its predictions: the parts are those of the rank that took longest.
+pub async fn gang_ended(
+    cluster: &Cluster,
+    gang: &JobId,
+    (ended_ms, measured_s): (u64, f64),
+    ranks: Option<&RanksRun>,
+) -> Result<(), Problem> {
+    let slowest = ranks.and_then(RanksRun::slowest).map(|(rank, run)| {
+        let still_s = (measured_s - run.parts(0.0).total_s).max(0.0);
+        let parts = run.parts(if run.moved { still_s } else { 0.0 });
+        (parts, format!("measured: rank {rank} took longest, and the parts are its own"))
+    });
+    let (parts, figure) = slowest.unzip();
+    note_measured(cluster, gang, (ended_ms, measured_s), (parts, figure)).await
+}
+
+/// Writes what was measured beside the predictions about a job; `figure` stands with the first one's.
+async fn note_measured(
+    cluster: &Cluster,
+    job: &JobId,
+    (ended_ms, measured_s): (u64, f64),
+    (parts, figure): (Option<Seconds>, Option<String>),
+) -> Result<(), Problem> {
+    for key in cluster.records.keys(&prefix(job)).await? {
+        if let Some(mut decision) = cluster.records.own::<Decision>(&key).await? {
+            let is_new = decision.value.measured_s.is_none();
+            measure(&mut decision.value, ended_ms, measured_s, parts);
+            if let Some(came) = decision.value.came_true().filter(|_| is_new) {
+                cluster.counters.came_true(came.in_range, came.error);
+            }
+            if decision.value.trigger == Trigger::Submitted {
+                let figures = &mut decision.value.plan.figures;
+                let new = figure.clone().filter(|figure| !figures.contains(figure));
+                figures.extend(new);
+            }
+            decision.save().await?;
+        }
+    }
     Ok(())
 }
 
@@ -157,7 +199,14 @@ fn measured(
     let moves = job.vm.as_ref().map(|vm| cluster.index.migrations_of(vm)).unwrap_or_default();
     let unsettled = moves.iter().filter(|moved| moved.number > record.settled);
     let paused_ms = meter.paused_ms + unsettled.map(|m| m.migration.downtime_ms).sum::<u64>();
-    let disks = data_disks(placement, &work);
+    let mut disks = data_disks(placement, &work);
+    if let Some(member) = record.kind.member() {
+        for disk in &mut disks {
+            let readers = gangs::readers_beside(cluster, member, &disk.volume);
+            disk.client = gangs::part_of(disk.client, readers);
+            disk.far_requests /= readers;
+        }
+    }
     // Disks of one home wait for the same outage, so it counts once.
     let outage_ns = disks.iter().map(|disk| disk.outage_ns).max().unwrap_or_default();
     let facts = facts(cluster);
@@ -217,6 +266,15 @@ pub async fn wants_trace(cluster: &Cluster, record: &JobRecord) -> Result<bool, 
     let data: Vec<_> = placement.disks.iter().filter(|disk| disk.data_of.is_some()).collect();
     if data.is_empty() || data.iter().any(|disk| disk.home != *host) {
         return Ok(false);
+    }
+    if let Some(member) = record.kind.member() {
+        let is_alone = |volume| gangs::readers_beside(cluster, member, volume) == 1;
+        if !data.iter().filter_map(|disk| disk.data_of.as_ref()).all(is_alone) {
+            // The trace would have the others' requests too.
+            return Ok(false);
+        }
+        let runs = gangs::runs_of_rank(cluster, record, member).await?;
+        return Ok(runs.iter().all(PastRun::leaves_depth_unknown));
     }
     let history = history(cluster, &record.job.spec).await?;
     Ok(history.runs.iter().all(PastRun::leaves_depth_unknown))

@@ -71,6 +71,29 @@ pub fn make_room(facts: &mut Facts, full: &BTreeMap<HostId, Demand>, spec: &JobS
     }
 }
 
+/// Lets the hosts look as if no VM were there, for a gang that has no room for all of its VMs now. Adds to the waits when it has, which is
+/// not known.
+pub fn make_room_for_all(
+    cluster: &Cluster,
+    facts: &mut Facts,
+    (spec, rented): (&JobSpec, &BTreeSet<HostId>),
+    mut waits: Vec<HostWait>,
+) -> Vec<HostWait> {
+    for host in &mut facts.hosts {
+        let report = cluster.hosts.report(&host.id).filter(|_| !rented.contains(&host.id));
+        let Some(total) = report.map(|report| capacity(&report)) else { continue };
+        let would_have = total.cpus >= spec.cpus && total.memory_bytes >= spec.memory_bytes;
+        if would_have && (host.memory_free_bytes < total.memory_bytes || host.running_vcpus > 0) {
+            host.memory_free_bytes = total.memory_bytes;
+            (host.running_vcpus, host.cpu_load) = (0, None);
+            let why = "not known when all of its VMs have room".to_owned();
+            waits.retain(|wait| wait.host != host.id);
+            waits.push(HostWait { host: host.id.clone(), wait: None, why });
+        }
+    }
+    waits
+}
+
 /// When the job could start at each host that it has to wait for: those of `full` ([`without_room`]). `rented`: [`rented_for_others`].
 ///
 /// # Errors

@@ -12,8 +12,9 @@ use perigee_model::job::JobSpec;
 use perigee_model::network::Card;
 use perigee_model::persistent_vm::PersistentVm;
 use perigee_model::vm::{Firmware, Hardware};
+use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, JobId};
-use perigee_planner::Traits;
+use perigee_planner::{PastRun, Traits};
 use serde::{Deserialize, Serialize};
 
 use super::{LogKept, Talk};
@@ -222,6 +223,9 @@ pub struct Gang {
     pub undone: u32,
     /// What its VMs had sent to each other when the last move was over.
     pub sent_before: Vec<Vec<u64>>,
+    /// Whether what was predicted rests on its earlier runs.
+    #[serde(default)]
+    pub has_run: bool,
     /// The logs of the members of runs that were lost, by their ranks, and the numbers of their last lines.
     pub logs: BTreeMap<u32, (LogKept, u64)>,
 }
@@ -260,6 +264,9 @@ pub enum GangMoveRequest {
         hosts: Vec<HostId>,
         /// The host that is drained, where that is the reason.
         drains: Option<HostId>,
+        /// Whether its disks come after each VM.
+        #[serde(default)]
+        volumes: VolumesOnMove,
     },
     /// All stay, or go back.
     Stay,
@@ -296,6 +303,9 @@ pub struct Membership {
     pub lost: Option<HostId>,
     /// What it has sent to the others.
     pub talk: Talk,
+    /// What its run shows, once its command has succeeded and its counters were read in time. Its gang remembers it.
+    #[serde(default)]
+    pub run: Option<Box<PastRun>>,
 }
 
 impl Membership {

@@ -46,7 +46,7 @@ pub async fn plan(cluster: &Arc<Cluster>, spec: &JobSpec) -> Result<JobPlan, Pro
     }
     let (rented, refused) = match spec.count {
         0 | 1 => at_offers(&snapshot, offers),
-        // No plan compares ways for several VMs.
+        // All VMs of a job start together, and one offer is one host.
         _ => (Vec::new(), Vec::new()),
     };
     not_considered.extend(refused);

@@ -336,6 +336,8 @@ pub(crate) mod tests {
             chosen,
             reason: "the earliest end <&>".to_owned(),
             cost: None,
+            hosts: Vec::new(),
+            end_hosts: Vec::new(),
         }
     }
 

@@ -199,6 +199,7 @@ fn prepared(scenario: &Scenario, home: usize) -> Prepared {
         volumes: vec![volume],
         dirty_bytes_per_s: Some(0),
         money: Default::default(),
+        gang: None,
     };
     Prepared { job, history: Vec::new(), others: Vec::new() }
 }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::HostId;
+use crate::volume_move::VolumesOnMove;
 
 /// The pause after a VM has not come back; doubled for each further time, up to [`PAUSE_MAX_MS`].
 const PAUSE_FIRST_MS: u64 = 5_000;
@@ -42,6 +43,9 @@ pub struct GangMove {
     pub undone: String,
     /// Why a VM that is to go back can't do so now.
     pub trouble: String,
+    /// Whether the disks of a VM come after it, and go back with it.
+    #[serde(default)]
+    pub volumes: VolumesOnMove,
 }
 
 /// What one VM of a job does when all of them move.
@@ -183,6 +187,7 @@ mod tests {
             legs: (0..count).map(leg).collect(),
             undone: String::new(),
             trouble: String::new(),
+            volumes: VolumesOnMove::Stay,
         }
     }
 

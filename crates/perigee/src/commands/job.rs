@@ -21,6 +21,7 @@ use crate::commands::asking::{self, Said};
 use crate::commands::inputs::{Reach, upload};
 use crate::commands::job_log::Printer;
 use crate::commands::job_plan::{self, seconds_of};
+use crate::commands::vm::Volumes;
 use crate::commands::{moving, moving_jobs};
 use crate::context::Context;
 use crate::output::{self, Column, Format};
@@ -91,6 +92,12 @@ pub enum Verb {
         /// Call off the move that is under way: the VMs that have moved go back
         #[arg(long, conflicts_with = "hosts")]
         cancel: bool,
+        /// What becomes of the VMs' volumes
+        #[arg(long, value_enum, default_value_t = Volumes::Stay, conflicts_with = "cancel")]
+        volumes: Volumes,
+        /// Let the volumes follow although a replica of one is at the destination's site
+        #[arg(long, conflicts_with = "cancel")]
+        yes: bool,
     },
     /// Show every decision on a job: options, predictions, choice, reason, measurement
     Explain {
@@ -309,8 +316,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<ExitCode, Problem> {
             let _: serde_json::Value = client.post(&path, &serde_json::json!({})).await?;
         }
         Verb::Move { job, cancel: true, .. } => moving_jobs::cancel(&client, &job).await?,
-        Verb::Move { job, hosts, site, .. } => {
-            moving_jobs::begin(&client, &job, &MoveJob { hosts, site }).await?;
+        Verb::Move { job, hosts, site, volumes, yes: confirmed, .. } => {
+            let ask = MoveJob { hosts, site, volumes: volumes.into(), confirmed };
+            moving_jobs::begin(&client, &job, &ask).await?;
         }
         Verb::Explain { job } => explain(&client, &job, context.format).await?,
         Verb::Output { job, to } => fetch_output(&client, &job, to).await?,

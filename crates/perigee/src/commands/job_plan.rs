@@ -77,10 +77,8 @@ fn rows(plan: &JobPlan) -> Vec<Row> {
 fn own_row(plan: &JobPlan, option: &PlanOption) -> Row {
     let is_possible = option.is_possible();
     let wait = plan.wait(&option.start).filter(|_| is_possible);
-    let place = match option.start == option.end {
-        true => option.start.to_string(),
-        false => format!("{}, then {}", option.start, option.end),
-    };
+    let (start, end) = (option.starts_at(), option.ends_at());
+    let place = if start == end { start } else { format!("{start}, then {end}") };
     let why = match wait {
         Some(wait) => match wait.wait {
             Some(seconds) => format!("{}, {seconds}; {}", wait.why, option.reason),
@@ -168,8 +166,8 @@ fn print_figures(plan: &Plan) {
 const OPTIONS: &[Column<PlanOption>] = &[
     ("", |o| if o.chosen { "*".to_owned() } else { String::new() }),
     ("way", |o| output::word(&o.way)),
-    ("start", |o| o.start.to_string()),
-    ("end", |o| o.end.to_string()),
+    ("start", PlanOption::starts_at),
+    ("end", PlanOption::ends_at),
     ("total", |o| o.total.or_at_least()),
     ("ships", |o| output::or_dash(o.shipped_bytes.map(output::bytes).as_ref())),
     ("boot", |o| seconds_of(o, Part::Boot)),
@@ -209,7 +207,7 @@ fn best_trade(option: &PlanOption) -> String {
 fn print_costs(plan: &Plan) {
     for option in &plan.options {
         if let Some(cost) = &option.cost {
-            print_cost(&output::word(&option.way), option.start.as_str(), cost, None);
+            print_cost(&output::word(&option.way), &option.starts_at(), cost, None);
         }
     }
 }

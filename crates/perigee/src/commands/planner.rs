@@ -18,7 +18,7 @@ pub enum Verb {
     /// of the measured time. The figure is the interval score: the width, and 20 times how far the time was outside. The
     /// lower, the better. Jobs that failed or were deleted do
     /// not count. The last line is the floor of noise: how much the same job in the same placement
-    /// differs from its own mean. No prediction can be better. Where jobs or rented hosts cost something, a line each
+    /// differs from its own mean. No prediction can be better. If jobs with several VMs have ended, a line says the same of them alone. Where jobs or rented hosts cost something, a line each
     /// says the same of what they were predicted to cost, as shares of what was spent; rented hosts are for admins.
     Score,
 }
@@ -79,6 +79,7 @@ fn rows(score: &Score) -> Vec<Row> {
         options.map(|of| row(output::word(&of.way), output::word(&of.basis), &of.score)).collect();
     rows.push(row("all".to_owned(), String::new(), &score.all));
     for (what, known_from, score) in [
+        ("of these: several VMs", "", &score.gangs),
         ("money: jobs", "their plans", &score.money),
         ("money: rented hosts", "the requests", &score.rentals),
     ] {
@@ -116,6 +117,9 @@ mod tests {
         score.money = ScoreOf { jobs: 2, in_range: 1, ..ScoreOf::default() };
         let money = rows(&score).into_iter().rev().nth(1).expect("a row");
         assert_eq!((money.chosen.as_str(), money.in_range), ("money: jobs", Some(1)));
+        score.gangs = ScoreOf { jobs: 3, in_range: 2, ..ScoreOf::default() };
+        let gangs = rows(&score).into_iter().rev().nth(2).expect("a row");
+        assert_eq!((gangs.chosen.as_str(), gangs.in_range), ("of these: several VMs", Some(2)));
         score.noise = Some(Noise { runs: 9, median: 0.07, nine_of_ten: 0.24 });
         assert_eq!(noise(&score), ["9", "-", "-", "-", "7 %", "24 %"]);
     }

@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use perigee_model::job::{ClusterImage, JobState, LogLine, NewImage, Vm};
+use perigee_model::job::{ClusterImage, Job, JobState, LogLine, NewImage, Vm};
+use perigee_model::job_file;
+use perigee_model::job_plan::JobPlan;
+use perigee_model::plan::Basis;
 
 use super::{Checked, System, ensure, until, with_system};
 
@@ -12,19 +15,17 @@ pub async fn log_of(system: &System, job: &str, rank: u32) -> Checked<Vec<String
     Ok(lines.into_iter().map(|line| line.line).collect())
 }
 
+const PAIR: &str = "name: pair\nimage: debian\nmemory: 200MiB\ncount: 2\nplacement: {site: home}\ncommand:\n  - /bin/sh\n  - -c\n  - |\n    \
+                 cat $PERIGEE_HOSTS\n    \
+                 if [ $PERIGEE_RANK = 0 ]; then\n      mkfifo /tmp/open; exec 3<>/tmp/open\n      \
+                 busybox nc -l -p 7000 <&3 > /output/heard\n      cat /output/heard\n    else\n      \
+                 until echo from $(cat /proc/sys/kernel/hostname) of $PERIGEE_COUNT | busybox nc n0 7000; do sleep 1; done\n    fi\n";
+
 /// The one who listens has an input without an end: otherwise it may end the connection before the other one has sent anything.
 #[test]
 fn the_vms_of_a_job_begin_together_and_reach_each_other_by_name() {
     with_system(async |system| {
-        let job = system
-            .submit(
-                "name: pair\nimage: debian\nmemory: 200MiB\ncount: 2\nplacement: {site: home}\ncommand:\n  - /bin/sh\n  - -c\n  - |\n    \
-                 cat $PERIGEE_HOSTS\n    \
-                 if [ $PERIGEE_RANK = 0 ]; then\n      mkfifo /tmp/open; exec 3<>/tmp/open\n      \
-                 busybox nc -l -p 7000 <&3 > /output/heard\n      cat /output/heard\n    else\n      \
-                 until echo from $(cat /proc/sys/kernel/hostname) of $PERIGEE_COUNT | busybox nc n0 7000; do sleep 1; done\n    fi\n",
-            )
-            .await?;
+        let job = system.submit(PAIR).await?;
         let ended = system.ended(&job.id).await?;
         let log = log_of(&system, job.id.as_str(), 0).await?;
         ensure!(ended.state == JobState::Succeeded, "{}; {log:?}", ended.reason);
@@ -41,8 +42,32 @@ fn the_vms_of_a_job_begin_together_and_reach_each_other_by_name() {
         let networks = system.perigee(&["network", "list"]);
         let networks = String::from_utf8_lossy(&networks.stdout).into_owned();
         ensure!(!networks.contains("pair"), "its network is still there: {networks}");
-        Ok(())
+        predicted_beside_truth(&system, &ended).await
     });
+}
+
+/// The first run was predicted without any run before it, and the next one is by that run.
+async fn predicted_beside_truth(system: &System, ended: &Job) -> Checked<()> {
+    let explained = system.perigee(&["job", "explain", ended.id.as_str()]);
+    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
+    eprintln!("{explained}");
+    ensure!(explained.contains("the range of"), "{explained}");
+    let next: JobPlan =
+        system.post("/v1/jobs/plan", &job_file::parse(PAIR, "pair.yaml")?.spec).await?;
+    let plan = next.plan;
+    let chosen = plan.chosen().ok_or_else(|| super::failed(format!("{plan:?}")))?;
+    let measured_s = ended.measured_s.unwrap_or_default();
+    eprintln!(
+        "planned next: {} at {}; measured: {measured_s:.1} s",
+        chosen.total,
+        chosen.starts_at()
+    );
+    ensure!(plan.basis == Basis::History && chosen.hosts.len() == 2, "{plan:?}");
+    ensure!(chosen.total.holds(measured_s), "{} and {measured_s}", chosen.total);
+    let score = system.perigee(&["planner", "score"]);
+    let score = String::from_utf8_lossy(&score.stdout).into_owned();
+    ensure!(score.contains("of these: several VMs"), "{score}");
+    Ok(())
 }
 
 /// All that one says to the other goes over one connection. If that ends, rank 0 ends, and the job with it.

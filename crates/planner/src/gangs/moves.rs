@@ -5,13 +5,11 @@
 //! price is that of all migrations, because they take turns and the others wait for the VM that moves. It has the largest factor that one of
 //! its VMs has for its earlier moves ([`Running::price_factor`]).
 
-use std::collections::BTreeMap;
-
 use perigee_model::plan::{Basis, Estimate, Plan, PlanOption, Seconds, Way};
 use perigee_model::units::{format_bytes, format_seconds};
 use perigee_model::{HostId, SiteId};
 
-use super::{Room, at_site};
+use super::{Room, Talked, at_site};
 use crate::facts::{Cluster, Running};
 use crate::moving::MoveCost;
 use crate::network::lost_s;
@@ -138,18 +136,7 @@ fn lately(gang: &RunningGang, member: &Running) -> f64 {
 
 /// For how long the busiest link between two sites carries what the VMs have sent to each other; never longer than they took for it.
 fn talk_s(cluster: &Cluster, at: &[HostId], gang: &RunningGang) -> Result<f64, Refused> {
-    let mut lanes: BTreeMap<(&SiteId, &SiteId), f64> = BTreeMap::new();
-    for (from, row) in at.iter().zip(&gang.sent) {
-        for (to, bytes) in at.iter().zip(row).filter(|(_, bytes)| **bytes > 0) {
-            let (here, there) = (&cluster.host(from)?.site, &cluster.host(to)?.site);
-            if here != there {
-                // The receiver has probed this direction.
-                let rate = cluster.link(to, from)?.probe.rate_bytes_per_s as f64;
-                *lanes.entry((here, there)).or_default() += *bytes as f64 / rate;
-            }
-        }
-    }
-    Ok(lanes.into_values().fold(0.0, f64::max).min(gang.wall_s))
+    Ok(Talked::at(cluster, at, &gang.sent)?.link_s.min(gang.wall_s))
 }
 
 fn place<'a>(
@@ -225,6 +212,8 @@ fn plan(gang: &RunningGang, now: &[HostId], best: &Place, (lost_s, reason): (f64
         chosen,
         reason,
         cost: None,
+        hosts: Vec::new(),
+        end_hosts: Vec::new(),
     };
     let sent: u64 = gang.sent.iter().flatten().sum();
     let mut figures = vec![

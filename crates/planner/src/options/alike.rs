@@ -69,7 +69,7 @@ pub(super) fn looked_at(
 }
 
 /// The least busy host comes first.
-fn order(host: &HostFacts) -> (u64, Reverse<u64>, &HostId) {
+pub(super) fn order(host: &HostFacts) -> (u64, Reverse<u64>, &HostId) {
     (vcpus_per_cpu(host), Reverse(host.memory_free_bytes), &host.id)
 }
 

@@ -169,7 +169,7 @@ fn predict_copy(
     Some((changed(candidate, snapshot, learned, (start, &local), &cost), cost))
 }
 
-fn may_not_move(snapshot: &Snapshot) -> Option<String> {
+pub(super) fn may_not_move(snapshot: &Snapshot) -> Option<String> {
     (!snapshot.job.may_migrate).then(|| MAY_NOT_MOVE.to_owned())
 }
 

@@ -21,7 +21,7 @@ use perigee_model::plan::{Basis, CostItem, CostOf, Estimate, OptionCost, PlanOpt
 use perigee_model::units::{format_bytes, format_seconds};
 
 use super::{Candidate, changes, way_name, whole_bytes};
-use crate::facts::{MoneyFacts, Snapshot};
+use crate::facts::{Cluster, JobFacts, MoneyFacts};
 use crate::figures::Figures;
 use crate::learn::Learned;
 
@@ -48,20 +48,19 @@ type Three = [f64; 3];
 /// they cost.
 pub(super) fn decide(
     candidates: &mut Vec<Candidate>,
-    snapshot: &Snapshot,
-    learned: &Learned,
+    (cluster, money): (&Cluster, &MoneyFacts),
+    bill: &dyn Fn(&Candidate) -> OptionCost,
     figures: &mut Figures,
 ) {
-    let money = &snapshot.job.money;
     // The sort is stable: of equal ways the one that was added first wins, and a migration is added last.
     candidates.sort_by(changes::by_time);
-    let is_paid = snapshot.cluster.hosts.iter().any(|host| host.price.is_some());
+    let is_paid = cluster.hosts.iter().any(|host| host.price.is_some());
     if is_paid {
         for candidate in candidates.iter_mut() {
-            candidate.option.cost = Some(Bill::of(snapshot, learned, candidate));
+            candidate.option.cost = Some(bill(candidate));
         }
         mark_best_trades(candidates);
-        candidates.iter_mut().for_each(|candidate| keep_to_budget(candidate, snapshot));
+        candidates.iter_mut().for_each(|candidate| keep_to_budget(candidate, (cluster, money)));
         let dearness = |one: &Candidate| {
             let cost = expected(&one.option);
             (cost.is_none(), cost)
@@ -114,13 +113,12 @@ fn expected(option: &PlanOption) -> Option<Money> {
 }
 
 /// Marks what is above the budget as not possible.
-fn keep_to_budget(candidate: &mut Candidate, snapshot: &Snapshot) {
+fn keep_to_budget(candidate: &mut Candidate, (cluster, money): (&Cluster, &MoneyFacts)) {
     let Some(cost) = candidate.option.cost.as_mut().filter(|_| candidate.impossible.is_none())
     else {
         return;
     };
-    let money = &snapshot.job.money;
-    let price = |host: &HostId| snapshot.cluster.host(host).ok()?.price.as_ref();
+    let price = |host: &HostId| cluster.host(host).ok()?.price.as_ref();
     let (start, end) = (price(&candidate.option.start), price(&candidate.option.end));
     let has_budget = money.budget.is_some() || money.month.is_some();
     // The controller does not make such a move either (`migration/by_itself.rs`).
@@ -251,18 +249,59 @@ pub(super) fn beside(chosen: &PlanOption, other: &PlanOption) -> String {
 }
 
 /// What one candidate would cost.
+pub(super) fn bill(
+    facts: (&Cluster, &JobFacts),
+    learned: &Learned,
+    candidate: &Candidate,
+) -> OptionCost {
+    Bill::of(facts, learned, candidate)
+}
+
+/// What all VMs of a gang would cost together.
+pub(super) fn sum(bills: impl IntoIterator<Item = OptionCost>) -> OptionCost {
+    let mut items: Vec<(CostItem, usize)> = Vec::new();
+    for item in bills.into_iter().flat_map(|bill| bill.items) {
+        let same = |(one, _): &&mut (CostItem, usize)| one.of == item.of && one.host == item.host;
+        match items.iter_mut().find(same) {
+            Some((one, count)) => {
+                one.cost = one.cost.zip(item.cost).map(|(one, other)| one.plus(other));
+                *count += 1;
+            }
+            None => items.push((item, 1)),
+        }
+    }
+    let said = |(item, count): (CostItem, usize)| match count {
+        1 => item,
+        _ => CostItem { why: format!("{count} VMs, the first one: {}", item.why), ..item },
+    };
+    let items: Vec<CostItem> = items.into_iter().map(said).collect();
+    let total = total_of(&items);
+    OptionCost { items, total, is_best_trade: false }
+}
+
+/// `None` if one of them is not known.
+fn total_of(items: &[CostItem]) -> Option<MoneyRange> {
+    let mut costs = items.iter().map(|item| item.cost);
+    costs.try_fold(MoneyRange::default(), |sum, cost| Some(sum.plus(cost?)))
+}
+
 struct Bill<'a> {
-    snapshot: &'a Snapshot,
+    cluster: &'a Cluster,
+    job: &'a JobFacts,
     items: Vec<CostItem>,
     /// The bytes that leave the site of a host; `None` if they are not known.
     leaving: Vec<(HostId, Option<Three>)>,
 }
 
 impl<'a> Bill<'a> {
-    fn of(snapshot: &'a Snapshot, learned: &Learned, candidate: &Candidate) -> OptionCost {
-        let mut bill = Self { snapshot, items: Vec::new(), leaving: Vec::new() };
+    fn of(
+        (cluster, job): (&'a Cluster, &'a JobFacts),
+        learned: &Learned,
+        candidate: &Candidate,
+    ) -> OptionCost {
+        let mut bill = Self { cluster, job, items: Vec::new(), leaving: Vec::new() };
         let option = &candidate.option;
-        let money = &snapshot.job.money;
+        let money = &job.money;
         let seconds = paid_s(&option.total, candidate.boot.expected + candidate.boot.up, money);
         let before = three(&money.paid_before);
         let seconds = [0, 1, 2].map(|end| seconds[end] + before[end]);
@@ -278,13 +317,12 @@ impl<'a> Bill<'a> {
         bill.disk(&option.start, seconds);
         bill.traffic(learned, candidate);
         bill.egress();
-        let mut costs = bill.items.iter().map(|item| item.cost);
-        let total = costs.try_fold(MoneyRange::default(), |sum, cost| Some(sum.plus(cost?)));
+        let total = total_of(&bill.items);
         OptionCost { items: bill.items, total, is_best_trade: false }
     }
 
     fn price(&self, host: &HostId) -> Option<&'a Price> {
-        self.snapshot.cluster.host(host).ok()?.price.as_deref()
+        self.cluster.host(host).ok()?.price.as_deref()
     }
 
     fn add(&mut self, of: CostOf, host: &HostId, cost: Option<MoneyRange>, why: String) {
@@ -310,7 +348,7 @@ impl<'a> Bill<'a> {
 
     fn disk(&mut self, host: &HostId, seconds: Three) {
         let Some(price) = self.price(host) else { return };
-        let Some(bytes) = self.snapshot.job.money.disk_bytes else {
+        let Some(bytes) = self.job.money.disk_bytes else {
             let why = "the size of its disks is not known".to_owned();
             return self.items.push(CostItem {
                 of: CostOf::Disk,
@@ -339,7 +377,7 @@ impl<'a> Bill<'a> {
         let is_known = learned.basis != Basis::OnePass;
         match option.way {
             Way::Copy => {
-                for volume in self.snapshot.job.volumes.iter().filter(|v| v.home != option.start) {
+                for volume in self.job.volumes.iter().filter(|v| v.home != option.start) {
                     let bytes = volume.copy.bytes_to(&option.start) as f64;
                     self.leaves(&volume.home, &option.start, Some([bytes; 3]));
                 }
@@ -358,7 +396,7 @@ impl<'a> Bill<'a> {
     /// This share of the job's work is done at a host.
     fn reads(&mut self, learned: &Learned, at: &HostId, share: f64) {
         let is_known = learned.basis != Basis::OnePass;
-        for (facts, volume) in self.snapshot.job.volumes.iter().zip(&learned.volumes) {
+        for (facts, volume) in self.job.volumes.iter().zip(&learned.volumes) {
             if facts.home == *at {
                 continue;
             }
@@ -371,7 +409,7 @@ impl<'a> Bill<'a> {
     }
 
     fn leaves(&mut self, from: &HostId, to: &HostId, bytes: Option<Three>) {
-        let is_paid = self.price(from).is_some() && !self.snapshot.cluster.is_one_site(from, to);
+        let is_paid = self.price(from).is_some() && !self.cluster.is_one_site(from, to);
         if !is_paid || bytes.is_some_and(|bytes| bytes[2] <= 0.0) {
             return;
         }

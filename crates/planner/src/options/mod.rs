@@ -1,7 +1,7 @@
 //! The ways to run a job that has not started, with their predicted times.
 
 use perigee_model::HostId;
-use perigee_model::plan::{Estimate, Part, Plan, PlanOption, Seconds, Way};
+use perigee_model::plan::{Basis, Estimate, Part, Plan, PlanOption, Seconds, Way};
 use perigee_model::units::format_seconds;
 
 use crate::facts::{MoneyFacts, Snapshot};
@@ -23,18 +23,27 @@ use stays::{Stay, stays};
 /// # Errors
 /// [`Refused`] if no host has room, a volume's home is not up, or a link is not measured.
 pub fn plan(snapshot: &Snapshot) -> Result<Plan, Refused> {
-    plan_looking_at(snapshot, ALL_UP_TO)
+    match &snapshot.job.gang {
+        Some(gang) => gang::plan(snapshot, gang),
+        None => plan_looking_at(snapshot, ALL_UP_TO),
+    }
 }
 
-/// The same, with a close look at every host if there are at most so many.
-fn plan_looking_at(snapshot: &Snapshot, all_up_to: usize) -> Result<Plan, Refused> {
-    let mut figures = Figures::default();
+/// The homes of all data are up.
+fn homes_are_up(snapshot: &Snapshot) -> Result<(), Refused> {
     for volume in &snapshot.job.volumes {
         if snapshot.cluster.host(&volume.home).is_err() {
             let (volume, home) = (volume.volume.clone(), volume.home.clone());
             return Err(Refused::HomeNotUp { volume, home });
         }
     }
+    Ok(())
+}
+
+/// The same, with a close look at every host if there are at most so many.
+fn plan_looking_at(snapshot: &Snapshot, all_up_to: usize) -> Result<Plan, Refused> {
+    let mut figures = Figures::default();
+    homes_are_up(snapshot)?;
     let learned = Learned::of(snapshot, &mut figures)?;
     let stays = stays(snapshot, &learned, all_up_to, &mut figures)?;
     let mut candidates: Vec<Candidate> = [Way::Beside, Way::Replica, Way::Remote]
@@ -44,9 +53,11 @@ fn plan_looking_at(snapshot: &Snapshot, all_up_to: usize) -> Result<Plan, Refuse
     candidates.extend(changes::best_moves(snapshot, &learned, &stays, &mut figures));
     candidates.extend(changes::best_copies(snapshot, &learned, &stays, &mut figures));
     let default_start = stays.iter().find(|s| s.refused.is_none()).map(|s| s.host.clone());
-    cost::decide(&mut candidates, snapshot, &learned, &mut figures);
-    let money = &snapshot.job.money;
-    Ok(choose(candidates, (&learned, money), default_start, figures))
+    let (cluster, job) = (&snapshot.cluster, &snapshot.job);
+    let bill = |candidate: &Candidate| cost::bill((cluster, job), &learned, candidate);
+    cost::decide(&mut candidates, (cluster, &job.money), &bill, &mut figures);
+    let apart = |one: &Candidate, other: &Candidate| learned.longer(&one.place, &other.place);
+    Ok(choose(candidates, (learned.basis, &job.money), &apart, (default_start, figures)))
 }
 
 #[derive(Clone)]
@@ -65,7 +76,16 @@ struct Candidate {
     migration: Spread,
     /// The VM moves, or its data come; `None` if nothing changes.
     change: Option<cost::Changed>,
+    /// Of a gang: each of its VMs alone. `place` is that of the slowest one.
+    ranks: Vec<Candidate>,
+    /// The rank that decides.
+    slowest: usize,
+    /// What its VMs send to each other from there.
+    talk: Spread,
 }
+
+/// How much longer a command takes at one candidate's place than at another's; what both have in common cancels out.
+type Apart<'a> = &'a dyn Fn(&Candidate, &Candidate) -> Spread;
 
 impl Candidate {
     fn new(way: Way, start: &Stay, end: &HostId) -> Self {
@@ -81,6 +101,8 @@ impl Candidate {
             chosen: false,
             reason: String::new(),
             cost: None,
+            hosts: Vec::new(),
+            end_hosts: Vec::new(),
         };
         let (place, boot, rtt_ms) = (start.place, start.boot, start.rtt_ms);
         let (replica_not_used, busy) = (start.replica_not_used.clone(), start.busy.clone());
@@ -97,13 +119,17 @@ impl Candidate {
             boot,
             migration,
             change,
+            ranks: Vec::new(),
+            slowest: 0,
+            talk: Spread::default(),
         }
     }
 
     /// How much longer it takes than another; the parts that both have cancel out.
-    fn longer(&self, other: &Self, learned: &Learned) -> Spread {
-        let mut apart = learned.longer(&self.place, &other.place);
-        if self.option.start != other.option.start {
+    fn longer(&self, other: &Self, apart: Apart) -> Spread {
+        let mut apart = apart(self, other);
+        let (this, that) = (&self.option, &other.option);
+        if this.start != that.start || this.hosts != that.hosts {
             apart = apart.plus(self.boot).plus(other.boot.times(-1.0));
         }
         let apart = apart.plus(self.migration).plus(other.migration.times(-1.0));
@@ -146,9 +172,9 @@ fn best_stay(stays: &[Stay], way: Way, price: usize) -> Option<Candidate> {
 /// The plan with the candidates in this order. The first one is chosen, if it is possible.
 fn choose(
     mut candidates: Vec<Candidate>,
-    (learned, money): (&Learned, &MoneyFacts),
-    default_start: Option<HostId>,
-    figures: Figures,
+    (basis, money): (Basis, &MoneyFacts),
+    apart: Apart,
+    (default_start, figures): (Option<HostId>, Figures),
 ) -> Plan {
     let with_its_host = |index: usize| {
         let Candidate { replica_not_used, busy, .. } = &candidates[index];
@@ -158,7 +184,7 @@ fn choose(
     };
     let reasons: Vec<String> = (0..candidates.len()).map(with_its_host).collect();
     let longer: Vec<Estimate> =
-        candidates.iter().map(|c| c.longer(&candidates[0], learned).estimate()).collect();
+        candidates.iter().map(|c| c.longer(&candidates[0], apart).estimate()).collect();
     for (index, (candidate, reason)) in candidates.iter_mut().zip(reasons).enumerate() {
         candidate.option.reason = reason;
         // What is not possible takes no time.
@@ -176,7 +202,7 @@ fn choose(
             Way::Remote => false,
         };
     }
-    Plan { basis: learned.basis, options, figures: figures.into_vec(), moves }
+    Plan { basis, options, figures: figures.into_vec(), moves }
 }
 
 /// Why the first way is chosen, or why another one is not.
@@ -272,6 +298,7 @@ pub(crate) use cost::{Trade, best_trades, why_over};
 mod alike;
 mod changes;
 mod cost;
+mod gang;
 mod packing;
 mod stays;
 

@@ -34,17 +34,17 @@ pub(super) fn fullest_first<'a, T: Copy>(hosts: &mut [T], of: impl Fn(T) -> &'a 
 
 /// At a site that packs: the first host where the job takes hardly longer than at the fastest one. `stays` are in their order.
 pub(super) fn fullest_as_fast<'a>(stays: &'a [Stay], best: &'a Stay) -> &'a Stay {
-    if best.packs.is_none() {
-        return best;
-    }
-    let as_fast = |stay: &&Stay| {
-        stay.way == best.way
-            && stay.packs == best.packs
-            && stay.price == best.price
-            && stay.refused.is_some() == best.refused.is_some()
-            && stay.seconds.total_s <= best.seconds.total_s * AS_FAST
-    };
-    stays.iter().find(as_fast).unwrap_or(best)
+    stays.iter().find(|stay| is_as_fast(stay, best)).unwrap_or(best)
+}
+
+/// Whether the one is at the same site as the best one, which packs, and the job takes hardly longer there.
+pub(super) fn is_as_fast(stay: &Stay, best: &Stay) -> bool {
+    best.packs.is_some()
+        && stay.way == best.way
+        && stay.packs == best.packs
+        && stay.price == best.price
+        && stay.refused.is_some() == best.refused.is_some()
+        && stay.seconds.total_s <= best.seconds.total_s * AS_FAST
 }
 
 #[cfg(test)]

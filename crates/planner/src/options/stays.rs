@@ -7,7 +7,7 @@ use perigee_model::{HostId, SiteId};
 
 use super::alike::{self, Close};
 use crate::cpu_load::{load_factor, why_busy};
-use crate::facts::{HostFacts, Snapshot, VolumeFacts};
+use crate::facts::{Cluster, HostFacts, JobFacts, Snapshot, VolumeFacts};
 use crate::figures::Figures;
 use crate::hosts::{Boots, cpu_factor};
 use crate::learn::{Learned, Place, Source};
@@ -24,6 +24,8 @@ pub(super) struct Stay {
     pub way: Way,
     pub place: Place,
     pub boot: Spread,
+    /// Without the boot.
+    pub command: Spread,
     pub seconds: Seconds,
     pub total: Spread,
     pub rtt_ms: f64,
@@ -51,7 +53,8 @@ pub(super) fn stays(
     let boots = Boots::of(&snapshot.cluster, &snapshot.job.traits.image);
     for close in alike::looked_at(snapshot, learned, &boots, all_up_to) {
         let host = &snapshot.cluster.hosts[close.number];
-        match stay(snapshot, learned, &boots, close, figures) {
+        let (cluster, job) = (&snapshot.cluster, &snapshot.job);
+        match stay((cluster, job), learned, &boots, close, figures) {
             Ok(stay) => stays.push(stay),
             Err(why) if may_start(&snapshot.job.start, host) => refused = Some(why),
             Err(_) => {}
@@ -137,21 +140,21 @@ pub(super) fn way_at(volumes: &[VolumeFacts], host: &HostId) -> Way {
     }
 }
 
-fn stay(
-    snapshot: &Snapshot,
+/// At one host, whether there is room or not.
+pub(super) fn stay(
+    (cluster, job): (&Cluster, &JobFacts),
     learned: &Learned,
     boots: &Boots,
     close: Close,
     figures: &mut Figures,
 ) -> Result<Stay, Refused> {
-    let cluster = &snapshot.cluster;
     let host = &cluster.hosts[close.number];
     let mut rtt_ms: f64 = 0.0;
-    let homes: Vec<&HostId> = snapshot.job.volumes.iter().map(|volume| &volume.home).collect();
+    let homes: Vec<&HostId> = job.volumes.iter().map(|volume| &volume.home).collect();
     for home in homes.iter().filter(|home| **home != &host.id) {
         rtt_ms = rtt_ms.max(cluster.link(&host.id, home)?.probe.rtt_ms);
     }
-    let volumes = &snapshot.job.volumes;
+    let volumes = &job.volumes;
     let share = |volume: &VolumeFacts| volume.copy.far_share(&host.id);
     let way = way_at(volumes, &host.id);
     let place = learned.place(cluster, host, &sources(volumes, share), figures)?;
@@ -176,17 +179,18 @@ fn stay(
         .extend(learned.unknown.iter().filter(|u| is_remote || u.part != Part::Network).cloned());
     Ok(Stay {
         host: host.id.clone(),
-        refused: why_not_start(&snapshot.job.start, host),
+        refused: why_not_start(&job.start, host),
         may_be_end: close.may_be_end,
         way,
         place,
         boot,
+        command: of_command,
         seconds: Seconds { boot_s: boot.expected, ..command }.added_up(),
         total: boot.together(of_command),
         rtt_ms,
         unknown,
         replica_not_used: replica_not_used(volumes, &host.id),
-        busy: busy(host, snapshot.job.traits.cpus, figures),
+        busy: busy(host, job.traits.cpus, figures),
         packs: host.packs.then(|| host.site.clone()),
         price: host.price_number(),
     })

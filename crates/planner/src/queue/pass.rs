@@ -3,7 +3,7 @@
 //!
 //! It is a pure function of a snapshot. The controller gathers that, checks the decision against the present, and carries it out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use perigee_model::budget::{MoneyRange, Spending};
@@ -151,9 +151,9 @@ pub struct JobGrant {
     pub job: JobId,
     /// The hosts of its VMs, in the order of their ranks.
     pub hosts: Vec<HostId>,
-    /// The plan, of a gang that of its first VM.
+    /// The plan, of a gang that of all of its VMs.
     pub plan: Plan,
-    /// What the plan predicts for the first VM.
+    /// What the plan predicts.
     pub predicted: Estimate,
     /// What the plans say that all of its VMs cost; `None` if that is not known, or if nothing costs anything.
     pub cost: Option<MoneyRange>,
@@ -187,6 +187,7 @@ pub fn pass(snapshot: PassSnapshot) -> PassDecision {
         asked_of,
         needed: BTreeMap::new(),
         gang: None,
+        planned: VecDeque::new(),
         plans: BTreeMap::new(),
         rented: Arc::clone(&queue.rented),
         decision: PassDecision { refusals, not_at: may_not_go(&queue), ..PassDecision::default() },
@@ -227,7 +228,28 @@ fn why_none(plan: &Plan) -> String {
     )
 }
 
-/// The plan of a job's first VM.
+/// What a plan has chosen, if that is at one of these hosts.
+fn may_start(plan: Plan, hosts: &[HostId]) -> Result<(Plan, Chosen, Estimate), String> {
+    let option = plan.chosen().ok_or_else(|| why_none(&plan))?;
+    let (host, predicted) = (option.start.clone(), option.total);
+    let cost = option.cost.as_ref().and_then(|cost| cost.total);
+    match hosts.contains(&host) {
+        true => Ok((plan, (host, cost), predicted)),
+        false => Err(format!("the planner would start it at {host}, which has no room now")),
+    }
+}
+
+/// Says in the plan of a gang where its VMs start, if that is not as it has planned.
+fn note_other_hosts(plan: &mut Plan, hosts: &[HostId]) {
+    let planned = plan.chosen().filter(|option| !option.hosts.is_empty());
+    if planned.is_some_and(|option| option.hosts != hosts) {
+        let names: Vec<&str> = hosts.iter().map(HostId::as_str).collect();
+        let figure = format!("its VMs start at {}, where there was room", names.join(", "));
+        plan.figures.push(figure);
+    }
+}
+
+/// The plan of a job, and what it was made from.
 type Planned = (Plan, Estimate, Arc<Prepared>);
 
 /// A pass under way.
@@ -242,6 +264,8 @@ struct Pass {
     needed: BTreeMap<Vec<HostId>, Vec<(HostId, HostId)>>,
     /// The last gang, and what the hosts of its VMs were before. If one of its VMs can't be planned, none is there.
     gang: Option<(JobId, Vec<Before>)>,
+    /// The hosts of its next VMs, as its plan has them.
+    planned: VecDeque<HostId>,
     plans: BTreeMap<JobId, Planned>,
     /// Of each tenant that has one: the budget for the month, with what is spent, and reserved also in this pass.
     budgets: BTreeMap<String, (Money, Spending)>,
@@ -255,11 +279,14 @@ impl Pass {
     /// The planner's choice among the hosts with room, or why the job waits. The next one is chosen as if this one ran there.
     fn choose(&mut self, waiting: &Waiting, hosts: &[HostId]) -> Result<HostId, NotChosen> {
         let (job, demand) = (&waiting.job, waiting.demand);
-        let chosen = self.plan(job, hosts).map(|(host, cost)| {
-            self.reserve(waiting, cost);
-            host
-        });
         let is_of_gang = self.gang.as_ref().is_some_and(|(gang, _)| gang == job);
+        let chosen = match self.planned_next(is_of_gang, hosts) {
+            Some(host) => Ok(host),
+            None => self.plan(job, is_of_gang, hosts).map(|(host, cost)| {
+                self.reserve(waiting, cost);
+                host
+            }),
+        };
         match &chosen {
             Ok(host) => {
                 let before = self.cluster.occupy(
@@ -275,6 +302,7 @@ impl Pass {
             }
             Err(_) => {
                 self.give_back(waiting);
+                self.planned.clear();
                 let placed =
                     self.gang.take_if(|_| is_of_gang).into_iter().flat_map(|(_, placed)| placed);
                 placed.rev().for_each(|before| self.cluster.leave(&before));
@@ -302,7 +330,18 @@ impl Pass {
         }
     }
 
-    fn plan(&mut self, job: &JobId, hosts: &[HostId]) -> Result<Chosen, NotChosen> {
+    /// Where the next VM of a gang starts by the plan of all of them; `None` if there is no such plan, or no room now. Then the rest of the
+    /// plan does not count either.
+    fn planned_next(&mut self, is_of_gang: bool, hosts: &[HostId]) -> Option<HostId> {
+        let next = self.planned.pop_front().filter(|next| is_of_gang && hosts.contains(next));
+        if next.is_none() {
+            self.planned.clear();
+        }
+        next
+    }
+
+    /// `is_next`: one more VM of a gang of which some are placed, as if it were a job of its own. The plan of all has what they cost.
+    fn plan(&mut self, job: &JobId, is_next: bool, hosts: &[HostId]) -> Result<Chosen, NotChosen> {
         let facts = self.facts_of(job)?;
         self.links_known(job, &facts)?;
         if let Some(why) = self.decision.refusals.why_not_now(job) {
@@ -313,25 +352,25 @@ impl Pass {
         let age_s = self.known.get(job).and_then(|known| Some(known.read.as_ref()?.age_s));
         of_job.money.pass_s(age_s.unwrap_or_default());
         of_job.money.month = self.budgets.get(tenant_of(job.as_str())).copied();
+        let has_cost = of_job.gang.is_none() || !is_next;
+        of_job.gang.take_if(|_| is_next);
         let cluster = std::mem::take(&mut self.cluster);
-        let snapshot = Snapshot { cluster, job: of_job, history, others };
-        let planned = crate::plan(&snapshot);
-        self.cluster = snapshot.cluster;
-        let chosen = planned.map_err(|refused| refused.to_string()).and_then(|plan| {
-            let option = plan.chosen().ok_or_else(|| why_none(&plan))?;
-            let (host, predicted) = (option.start.clone(), option.total);
-            let cost = option.cost.as_ref().and_then(|cost| cost.total);
-            match hosts.contains(&host) {
-                true => Ok((plan, (host, cost), predicted)),
-                false => {
-                    Err(format!("the planner would start it at {host}, which has no room now"))
-                }
-            }
+        let mut snapshot = Snapshot { cluster, job: of_job, history, others };
+        let planned = crate::plan(&snapshot).or_else(|refused| {
+            // The queue knows more of the rooms, and places its VMs one by one.
+            snapshot.job.gang.take().ok_or(refused)?;
+            crate::plan(&snapshot)
         });
-        let (plan, chosen, predicted) =
+        self.cluster = snapshot.cluster;
+        let chosen = planned.map_err(|refused| refused.to_string());
+        let chosen = chosen.and_then(|plan| may_start(plan, hosts));
+        let (plan, (host, cost), predicted) =
             chosen.inspect_err(|why| self.is_refused(job, hosts, why))?;
+        if let Some(option) = plan.chosen().filter(|_| !is_next) {
+            self.planned = option.hosts.iter().skip(1).cloned().collect();
+        }
         self.plans.entry(job.clone()).or_insert((plan, predicted, facts));
-        Ok(chosen)
+        Ok((host, cost.filter(|_| has_cost)))
     }
 
     /// The job's plan is refused at these hosts.
@@ -409,7 +448,8 @@ impl Pass {
                     continue;
                 }
             };
-            let Some((plan, predicted, facts)) = self.plans.remove(&job) else { continue };
+            let Some((mut plan, predicted, facts)) = self.plans.remove(&job) else { continue };
+            note_other_hosts(&mut plan, &hosts);
             let cost = self.costs.remove(&job);
             self.decision.grants.push(JobGrant { job, hosts, plan, predicted, cost, facts });
         }

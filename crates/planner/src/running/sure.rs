@@ -218,6 +218,8 @@ fn plan(
             chosen,
             reason,
             cost: None,
+            hosts: Vec::new(),
+            end_hosts: Vec::new(),
         }
     };
     let changed = |change: &Change, chosen, reason| {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use perigee_model::job::JobState;
 use perigee_model::plan::Way;
+use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, Problem};
 use perigee_planner::balance::TAKEN;
 use perigee_planner::gangs::{GangVerdict, RunningGang, consider};
@@ -44,7 +45,7 @@ impl GangRun {
         let all: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
         match may_move(&cluster, &self.record.value, &all, &to).await {
             Ok((legs, _room)) => {
-                self.begin_move(legs, None, reason, plan).await?;
+                self.begin_move(legs, (None, VolumesOnMove::Stay), reason, plan).await?;
                 Ok(Some(Step::Again))
             }
             Err(problem) => {

@@ -28,6 +28,7 @@ use crate::records::{
     Gang, GangMoveRequest, JobIntent, JobRecord, Kind, MigrationIntent, job_intent_key,
     migration_intent_key, vm_of,
 };
+use crate::storage::replicas;
 
 /// How long a host may be silent until a move that has begun, and needs it, is undone.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -71,11 +72,37 @@ async fn request(
     }
     let all = members(cluster, &gang).await?;
     let all: Vec<&JobRecord> = all.iter().collect();
+    let (volumes, confirmed) = (ask.volumes, ask.confirmed);
     let hosts = destinations(cluster, &gang, &all, ask)?;
     drop(may_move(cluster, &gang, &all, &hosts).await?);
-    let request = GangMoveRequest::To { hosts: hosts.clone(), drains };
+    if volumes == VolumesOnMove::Follow && !confirmed {
+        check_far(cluster, id, &all, &hosts).await?;
+    }
+    let request = GangMoveRequest::To { hosts: hosts.clone(), drains, volumes };
     let request = intend(cluster, id, request).await?;
     Ok(JobMoveAsked { request, hosts })
+}
+
+/// Refuses that volumes come to the site of their only replica.
+async fn check_far(
+    cluster: &Cluster,
+    id: &JobId,
+    members: &[&JobRecord],
+    hosts: &[HostId],
+) -> Result<(), Problem> {
+    for (member, to) in members.iter().zip(hosts) {
+        let disks = member.placement.iter().flat_map(|placement| &placement.disks);
+        for disk in disks.filter(|disk| !disk.read_only && disk.home != *to) {
+            let checked = replicas::check_far(cluster, &disk.volume, to).await;
+            checked.map_err(|problem| {
+                let next = format!(
+                    "move the VMs alone, or the volumes too anyway: `perigee job move {id} … --volumes follow --yes`"
+                );
+                if problem.kind == ProblemKind::Conflict { problem.next(next) } else { problem }
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Calls off that the VMs of a gang leave a host that is drained, if their driver has not begun that.
@@ -343,8 +370,8 @@ impl GangRun {
         let asked = asked.filter(|(number, _)| *number > applied);
         let Some(of) = self.gang()?.open_move().cloned() else {
             return match asked {
-                Some((number, GangMoveRequest::To { hosts, .. })) => {
-                    self.begin_asked_move(members, number, &hosts).await.map(Some)
+                Some((number, GangMoveRequest::To { hosts, volumes, .. })) => {
+                    self.begin_asked_move(members, number, (&hosts, volumes)).await.map(Some)
                 }
                 Some((number, GangMoveRequest::Stay)) => {
                     let gang = self.gang()?;
@@ -393,7 +420,7 @@ impl GangRun {
         &mut self,
         members: &Members,
         request: u64,
-        hosts: &[HostId],
+        (hosts, volumes): (&[HostId], VolumesOnMove),
     ) -> Result<Step, Problem> {
         let cluster = Arc::clone(&self.cluster);
         let all: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
@@ -402,7 +429,7 @@ impl GangRun {
             Ok((legs, _room)) => {
                 self.gang()?.applied_move = request;
                 let plan = planning::asked_plan(Vec::new());
-                self.begin_move(legs, Some(request), reason, plan).await?;
+                self.begin_move(legs, (Some(request), volumes), reason, plan).await?;
             }
             Err(problem) if problem.kind == ProblemKind::Internal => return Err(problem),
             Err(problem) if self.waits_for_answers(&problem) => {
@@ -451,15 +478,15 @@ impl GangRun {
     ) -> Result<GangMove, Problem> {
         let number = self.gang()?.last_move.as_ref().map_or(1, |last| last.number + 1);
         let (undone, trouble) = (String::new(), String::new());
-        let started_ms = now_ms();
-        Ok(GangMove { number, asked, reason, started_ms, ended_ms: None, legs, undone, trouble })
+        let (started_ms, ended_ms, volumes) = (now_ms(), None, VolumesOnMove::Stay);
+        Ok(GangMove { number, asked, reason, started_ms, ended_ms, legs, undone, trouble, volumes })
     }
 
     /// The caller holds the room until this is recorded.
     pub(super) async fn begin_move(
         &mut self,
         legs: Vec<Leg>,
-        asked: Option<u64>,
+        (asked, volumes): (Option<u64>, VolumesOnMove),
         reason: String,
         plan: Plan,
     ) -> Result<(), Problem> {
@@ -473,7 +500,7 @@ impl GangRun {
         if !decisions.last().is_some_and(is_recorded) {
             planning::record(&self.cluster, &self.id, trigger, plan, summary).await?;
         }
-        let of = self.new_move(legs, asked, reason)?;
+        let of = GangMove { volumes, ..self.new_move(legs, asked, reason)? };
         self.forget_refusals();
         self.gang()?.last_move = Some(of);
         self.record.save().await
@@ -540,7 +567,7 @@ impl GangRun {
                 false => format!("all VMs of job {} move: {}", self.id, of.reason),
             },
             job_progress: member.job.progress_part(),
-            volumes: VolumesOnMove::Stay,
+            volumes: of.volumes,
         };
         let Err(problem) = migration::request(&self.cluster, member, request).await else {
             self.move_refused.remove(&rank);

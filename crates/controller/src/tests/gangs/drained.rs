@@ -2,6 +2,7 @@
 
 use perigee_model::HostId;
 use perigee_model::drain::DrainHost;
+use perigee_model::volume_move::VolumesOnMove;
 
 use super::moves::{Way, carry};
 use super::*;
@@ -57,7 +58,11 @@ async fn a_gang_that_has_not_begun_to_leave_stays_when_the_drain_of_its_host_is_
     unreachable(&lab, &lab.cloud).await;
     let leave = |old: Option<JobIntent>| {
         let to: Vec<HostId> = vec![lab.cloud.id.clone(); 2];
-        let request = GangMoveRequest::To { hosts: to, drains: Some(lab.home.id.clone()) };
+        let request = GangMoveRequest::To {
+            hosts: to,
+            drains: Some(lab.home.id.clone()),
+            volumes: VolumesOnMove::Stay,
+        };
         JobIntent { move_gang: Some((1, request)), ..old.unwrap_or_default() }
     };
     lab.cluster.records.update(&job_intent_key(&id), leave).await.expect("asked");

@@ -87,7 +87,8 @@ async fn killed_at(write: u64, story: Story) -> bool {
                         if asked.expect("a store").is_some_and(|asked| asked.move_gang.is_some()) {
                             continue;
                         }
-                        let ask = MoveJob { hosts: vec![lab.cloud.id.clone()], site: None };
+                        let ask =
+                            MoveJob { hosts: vec![lab.cloud.id.clone()], ..MoveJob::default() };
                         let (cluster, of) = (lab.cluster.clone(), id.clone());
                         let asked = tokio::spawn(async move {
                             jobs::ask_to_move(&cluster, &of, ask).await.ok();

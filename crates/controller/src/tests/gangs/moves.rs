@@ -5,6 +5,7 @@ use perigee_model::gang::moving::GangMove;
 use perigee_model::job::{MigrationState, MoveJob};
 use perigee_model::plan::Trigger;
 use perigee_model::vm::MigrationPhase;
+use perigee_model::volume_move::VolumesOnMove;
 
 use super::*;
 use crate::{planning, vms};
@@ -92,7 +93,7 @@ fn at_home(count: u32) -> JobSpec {
 }
 
 fn to(host: &FakeHost) -> MoveJob {
-    MoveJob { hosts: vec![host.id.clone()], site: None }
+    MoveJob { hosts: vec![host.id.clone()], ..MoveJob::default() }
 }
 
 fn over(job: &Job) -> Option<&GangMove> {
@@ -153,6 +154,30 @@ async fn all_vms_of_a_gang_move_one_after_another_and_the_way_back_is_kept_free(
 }
 
 #[tokio::test]
+async fn the_disks_of_all_vms_of_a_gang_come_after_them_if_that_was_asked_for() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let id = running(&lab, &hosts, at_home(2)).await;
+    let ask = MoveJob { volumes: VolumesOnMove::Follow, ..to(&lab.cloud) };
+    jobs::ask_to_move(&lab.cluster, &id, ask).await.expect("asked");
+    let job = until_moved(&lab, &hosts, &id, |_, _| Way::Arrives, |job| over(job).is_some()).await;
+    assert_eq!(hosts_of(&job), ["cloud1", "cloud1"]);
+    let all_came = |_: &Job| {
+        (0..2).all(|rank| {
+            let record = lab.cluster.index.job(&perigee_model::gang::member_of(&id, rank));
+            let record = record.expect("a member");
+            let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+            record.to_follow.is_empty() && disks.all(|disk| disk.home == lab.cloud.id)
+        })
+    };
+    let job = until_moved(&lab, &hosts, &id, |_, _| Way::Arrives, all_came).await;
+    assert!(over(&job).is_some_and(|last| last.volumes == VolumesOnMove::Follow), "{job:?}");
+    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test]
 async fn if_one_vm_of_a_gang_does_not_move_those_that_have_moved_go_back() {
     let lab = Lab::up().await;
     let hosts = [&lab.home, &lab.cloud];
@@ -178,7 +203,7 @@ async fn a_move_of_a_gang_that_a_person_calls_off_is_undone() {
     let hosts = [&lab.home, &lab.cloud];
     let id = running(&lab, &hosts, at_home(2)).await;
     jobs::call_off_move(&lab.cluster, &id).await.expect_err("nothing moves");
-    let asked = MoveJob { site: Some(lab.cloud.addresses.site.clone()), hosts: Vec::new() };
+    let asked = MoveJob { site: Some(lab.cloud.addresses.site.clone()), ..MoveJob::default() };
     jobs::ask_to_move(&lab.cluster, &id, asked).await.expect("asked");
     let first_only = |rank: u32, _: &HostId| if rank == 0 { Way::Arrives } else { Way::Goes };
     let second_goes = |job: &Job| {
@@ -297,7 +322,11 @@ async fn a_move_of_a_gang_is_refused_with_the_reason_before_any_vm_moves() {
     let id = running(&lab, &hosts, at_home(3)).await;
     let refused = async |hosts: &[&str], site: Option<&str>| {
         let hosts = hosts.iter().map(|name| name.parse().expect("a name")).collect();
-        let ask = MoveJob { hosts, site: site.map(|name| name.parse().expect("a name")) };
+        let ask = MoveJob {
+            hosts,
+            site: site.map(|name| name.parse().expect("a name")),
+            ..MoveJob::default()
+        };
         jobs::ask_to_move(&lab.cluster, &id, ask).await.expect_err("it can't").to_string()
     };
     let why = refused(&["cloud1"], None).await;
@@ -334,7 +363,7 @@ async fn memory_that_is_lent_to_the_vms_of_a_gang_needs_room_where_they_go() {
         (lab.cluster.index.demand_to_move(&first).memory_bytes == 512 << 20).then_some(())
     })
     .await;
-    let ask = MoveJob { site: Some(lab.cloud.addresses.site.clone()), hosts: Vec::new() };
+    let ask = MoveJob { site: Some(lab.cloud.addresses.site.clone()), ..MoveJob::default() };
     let refused = jobs::ask_to_move(&lab.cluster, &id, ask).await.expect_err("no room for both");
     assert!(
         refused.why.contains("have no room there") && refused.why.contains("cloud1 1"),

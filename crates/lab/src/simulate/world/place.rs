@@ -209,5 +209,6 @@ fn facts(world: &World, waits: &Waits, home: &HostId) -> JobFacts {
         volumes: vec![volume],
         dirty_bytes_per_s: Some(0),
         money: Default::default(),
+        gang: None,
     }
 }

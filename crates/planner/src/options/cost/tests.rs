@@ -6,7 +6,7 @@ use perigee_model::plan::Plan;
 
 use super::*;
 use crate::fixture::*;
-use crate::{PastRun, plan};
+use crate::{PastRun, Snapshot, plan};
 
 /// The data are at `cloud1`, which costs something; the other hosts are the user's own. The job stays where it starts.
 fn snapshot() -> Snapshot {

@@ -249,6 +249,46 @@ fn the_same_snapshot_gives_the_same_decision() {
     assert_eq!(decided(), decided());
 }
 
+/// A gang of two VMs with facts about each of them.
+fn gang_of_two() -> PassSnapshot {
+    let mut one = snapshot(1);
+    one.queue.waiting[0].count = 2;
+    let mut facts = facts().as_ref().clone();
+    let volumes = vec![vec![0]; 2];
+    let gang = crate::gangs::GangFacts { volumes, vcpus_per_cpu: 64, ..Default::default() };
+    facts.job.gang = Some(Arc::new(gang));
+    let facts = Ok(Arc::new(facts));
+    known(&mut one, 1).read = Some(Read { age_s: 1.0, homes_changed: false, facts });
+    one
+}
+
+#[test]
+fn the_vms_of_a_gang_start_where_the_plan_of_all_of_them_says() {
+    let decision = pass(gang_of_two());
+    let grant = &decision.grants[0];
+    let option = grant.plan.chosen().expect("a choice");
+    assert_eq!((option.hosts.len(), &option.hosts), (2, &grant.hosts));
+    assert_eq!(grant.predicted, option.total);
+}
+
+/// The queue knows more of the rooms than the plan.
+#[test]
+fn a_gang_whose_planned_host_is_full_starts_elsewhere_and_its_plan_says_so() {
+    let mut tight = gang_of_two();
+    for room in &mut tight.queue.hosts {
+        let holds = if room.id.as_str() == "home1" { 0 } else { 1 };
+        room.free = Demand { cpus: holds, memory_bytes: u64::from(holds) * 512 * MIB };
+        room.total = room.free;
+    }
+    let decision = pass(tight);
+    let grant = &decision.grants[0];
+    let mut hosts: Vec<&str> = grant.hosts.iter().map(HostId::as_str).collect();
+    hosts.sort_unstable();
+    assert_eq!(hosts, ["cloud1", "home2"]);
+    let says = |figure: &String| figure.ends_with("where there was room");
+    assert!(grant.plan.figures.iter().any(says), "{:?}", grant.plan.figures);
+}
+
 /// A gang pays for all of its VMs; what starts in this pass counts for the next ones.
 #[test]
 fn what_jobs_cost_that_start_together_stays_within_the_month_s_budget() {

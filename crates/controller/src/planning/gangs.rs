@@ -1,0 +1,132 @@
+//! What the planner has to know of a gang's VMs, and what its runs teach.
+
+use std::sync::Arc;
+
+use perigee_model::job::{Access, Job, JobSpec, JobVolume};
+use perigee_model::volume::IoStats;
+use perigee_model::{HostId, Problem, VolumeName};
+use perigee_planner::gangs::{GangFacts, RanksRun, Talked};
+use perigee_planner::queue::Groups;
+use perigee_planner::{Cluster as Facts, PastRun, Prepared};
+
+use super::gang_traffic::{self, program};
+use super::{Cluster, facts};
+use crate::cluster::VCPUS_PER_CPU;
+use crate::records::{JobRecord, Membership};
+use crate::storage::leave_site;
+
+/// Adds what is known of its VMs to the facts about a job, if it has several ones.
+///
+/// # Errors
+/// If the store fails.
+pub async fn add(
+    cluster: &Cluster,
+    spec: &JobSpec,
+    prepared: &mut Prepared,
+) -> Result<(), Problem> {
+    if !spec.is_gang() {
+        return Ok(());
+    }
+    let known = gang_traffic::known_of_name(cluster, &spec.name, spec.count).await?;
+    let groups = Groups::of(&spec.name, &spec.rules);
+    prepared.job.gang = Some(Arc::new(GangFacts {
+        volumes: (0..spec.count).map(|rank| numbers_of(&spec.volumes, rank)).collect(),
+        runs: known.runs_of(&program(&spec.image, &spec.command, spec.mpi)),
+        whole: known.predicted(spec, &prepared.job.traits),
+        sent: known.sent,
+        vcpus_per_cpu: VCPUS_PER_CPU,
+        together: groups.together.is_some(),
+        apart: groups.apart.is_some(),
+    }));
+    Ok(())
+}
+
+/// Where data of a gang may not leave their site, none of its VMs starts elsewhere.
+///
+/// # Errors
+/// `NotFound` for an unknown volume, `Unavailable` when its home does not answer.
+pub async fn keep_to_site(
+    cluster: &Cluster,
+    spec: &JobSpec,
+    facts: &mut Facts,
+) -> Result<(), Problem> {
+    if !spec.is_gang() {
+        return Ok(());
+    }
+    let confined = leave_site::confined_of(cluster, spec).await?;
+    let Some(home) = &confined.writes_at else { return Ok(()) };
+    let site = cluster.hosts.get(home)?.addresses.site.clone();
+    let elsewhere = facts.hosts.iter_mut().filter(|host| host.site != site);
+    elsewhere.for_each(|host| host.takes_jobs = false);
+    Ok(())
+}
+
+/// The numbers of the volumes that a rank has.
+pub fn numbers_of(volumes: &[JobVolume], rank: u32) -> Vec<usize> {
+    let all = volumes.iter().enumerate();
+    all.filter(|(_, volume)| volume.is_of_rank(rank)).map(|(number, _)| number).collect()
+}
+
+/// What a run that has succeeded shows of each rank; `None` if that is not known of one of them.
+pub fn run_of(
+    cluster: &Cluster,
+    gang: &Job,
+    members: &[Option<Arc<JobRecord>>],
+    sent: &[Vec<u64>],
+) -> Option<RanksRun> {
+    let of_member = |member: &Option<Arc<JobRecord>>| {
+        let run: &PastRun = member.as_ref()?.kind.member()?.run.as_ref()?;
+        Some(run.clone())
+    };
+    let ranks = members.iter().map(of_member).collect::<Option<Vec<PastRun>>>()?;
+    let hosts: Vec<HostId> = ranks.iter().map(|run| run.host.clone()).collect();
+    // A link that is not known any more: what they sent over it teaches nothing.
+    let talk = Talked::at(&facts(cluster), &hosts, sent).ok()?;
+    let program = program(&gang.spec.image, &gang.spec.command, gang.spec.mpi);
+    Some(RanksRun { program, ranks, talk })
+}
+
+/// How many VMs of its gang have started at the host of this one and read the same volume there, with this one. A volume server counts for
+/// each volume, whoever reads it.
+pub fn readers_beside(cluster: &Cluster, member: &Membership, volume: &VolumeName) -> u64 {
+    let gang = cluster.index.job(&member.gang);
+    let Some(gang) = gang.as_ref() else { return 1 };
+    let is_read = |of: &&JobVolume| of.volume == *volume && of.access == Access::Read;
+    let Some(of) = gang.job.spec.volumes.iter().find(is_read) else { return 1 };
+    let hosts = gang.kind.gang().map_or(&[][..], |gang| gang.hosts.as_slice());
+    let own = hosts.get(member.rank as usize);
+    let there = (0..).zip(hosts).filter(|(rank, host)| Some(*host) == own && of.is_of_rank(*rank));
+    (there.count() as u64).max(1)
+}
+
+/// One VM's part of what a volume server has counted for so many that read alike.
+pub fn part_of(stats: IoStats, readers: u64) -> IoStats {
+    let part = |sum: u64| sum / readers.max(1);
+    IoStats {
+        reads: part(stats.reads),
+        read_bytes: part(stats.read_bytes),
+        read_ns: part(stats.read_ns),
+        network_requests: part(stats.network_requests),
+        network_ns: part(stats.network_ns),
+        network_bytes: part(stats.network_bytes),
+        network_saved_bytes: part(stats.network_saved_bytes),
+        replica_reads: part(stats.replica_reads),
+        ..stats
+    }
+}
+
+/// The earlier runs of a member's rank.
+///
+/// # Errors
+/// If the store fails.
+pub async fn runs_of_rank(
+    cluster: &Cluster,
+    record: &JobRecord,
+    member: &Membership,
+) -> Result<Vec<PastRun>, Problem> {
+    let known = gang_traffic::known(cluster, &member.gang, member.count).await?;
+    let spec = &record.job.spec;
+    let runs = known.runs_of(&program(&spec.image, &spec.command, member.mpi));
+    let rank = member.rank as usize;
+    Ok(runs.into_iter().filter_map(|run| run.ranks.into_iter().nth(rank)).collect())
+}
