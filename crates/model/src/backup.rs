@@ -8,7 +8,7 @@
 //! | `POST /volumes/{volume}/restore` | [`RestoreVolume`] | lines of `Step` of `VolumeInfo`; it is stopped when the client leaves |
 //! | `GET /backups/restoring` | | [`RestoringLayer`] of each layer that still gets bytes from a backup |
 //! | `POST /backups/list` | [`ListBackups`] | [`FoundBackup`] of each |
-//! | `POST /backups/delete` | [`DeleteBackup`] | lines of `Step` of nothing; a backup that is not there is no error |
+//! | `POST /backups/delete` | [`DeleteBackup`] | lines of `Step` of the bytes that the target holds, or of nothing; a backup that is not there is no error |
 //! | `POST /backups/verify` | [`VerifyBackup`] | lines of `Step` of [`VerifiedBackup`] |
 //!
 //! What is at a target: `docs/dev/backup.md`.
@@ -19,8 +19,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use crate::persistent_vm::NewVm;
+use crate::units::format_bytes;
 use crate::{
-    BackupName, HostId, LayerId, LeaveSite, Problem, ScheduleName, TenantName, VmId, VolumeName,
+    BackupName, HostId, LayerId, LeaveSite, Problem, ScheduleName, TenantName, UserName, VmId,
+    VolumeName,
 };
 
 const S3: &str = "s3://";
@@ -77,6 +79,15 @@ impl BackupTarget {
         Self { address: format!("vm:{}", self.address), endpoint: self.endpoint.clone() }
     }
 
+    /// Whether one of both is the other one, or is below it.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let is_within = |inner: &str, outer: &str| {
+            inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let (one, two) = (&self.address, &other.address);
+        self.endpoint == other.endpoint && (is_within(one, two) || is_within(two, one))
+    }
+
     /// Whether it is an S3 store.
     pub fn is_s3(&self) -> bool {
         self.address.starts_with(S3)
@@ -97,6 +108,15 @@ impl BackupTarget {
         };
         Some(Self { address: address.to_owned(), endpoint: endpoint.map(str::to_owned) })
     }
+}
+
+/// The user of a tenant who has a backup made. The backup is that tenant's, and counts in its quota.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BackupUser {
+    /// The tenant.
+    pub tenant: TenantName,
+    /// The user.
+    pub user: UserName,
 }
 
 /// What a backup is of.
@@ -213,6 +233,9 @@ pub struct Backup {
     /// The schedule that has begun it; `None`: a person has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleName>,
+    /// The user who has it made; `None`: an admin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<BackupUser>,
 }
 
 /// How far a backup is.
@@ -379,6 +402,40 @@ pub struct ShipBackup {
     /// Of a VM's root disk: what else the backup has.
     #[serde(default)]
     pub vm: Option<Box<VmBackup>>,
+    /// Of a tenant's user: how much may be at the target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room: Option<BackupRoom>,
+}
+
+/// How much a tenant's backups may hold. The target has nothing but these.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackupRoom {
+    /// The tenant.
+    pub tenant: TenantName,
+    /// What its backups may hold; `None`: as much as there is room for.
+    pub limit_bytes: Option<u64>,
+    /// What they hold at other targets.
+    pub elsewhere_bytes: u64,
+}
+
+impl BackupRoom {
+    /// Refuses more than the tenant may have.
+    ///
+    /// # Errors
+    /// `NoSpace` with the figures.
+    pub fn check(&self, what: &str, held_bytes: u64, more_bytes: u64) -> Result<(), Problem> {
+        let held_bytes = held_bytes.saturating_add(self.elsewhere_bytes);
+        let is_beyond = |limit: &u64| held_bytes.saturating_add(more_bytes) > *limit;
+        let Some(limit_bytes) = self.limit_bytes.filter(is_beyond) else { return Ok(()) };
+        let [limit, held, more] = [limit_bytes, held_bytes, more_bytes].map(format_bytes);
+        let why = format!(
+            "tenant {} may have {limit} of backups and has {held}; {more} more are to be shipped",
+            self.tenant
+        );
+        Err(Problem::no_space(what, why).next(
+            "delete old ones (perigee backup delete), or ask an admin for more (perigee tenant quota)",
+        ))
+    }
 }
 
 /// A backup that is complete.
@@ -392,6 +449,9 @@ pub struct ShippedBackup {
     pub data_bytes: u64,
     /// What was sent.
     pub shipped_bytes: u64,
+    /// What the target holds now, if that was to be counted ([`ShipBackup::room`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_bytes: Option<u64>,
 }
 
 /// Has a host make a volume of a backup.
@@ -444,6 +504,9 @@ pub struct DeleteBackup {
     pub backup: BackupName,
     /// Where it is.
     pub at: BackupTarget,
+    /// The answer says how many bytes the target holds afterwards.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub counts: bool,
 }
 
 /// A backup that was read.
@@ -458,6 +521,7 @@ pub struct VerifiedBackup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ProblemKind;
 
     #[test]
     fn older_volume_servers_and_controllers_read_what_is_asked_of_a_target() {
@@ -503,6 +567,30 @@ mod tests {
             check(other_way, None).expect_err(other_way);
         }
         check("/srv/backups", Some("http://10.0.0.1:9000")).expect_err("it has none");
+    }
+
+    #[test]
+    fn a_target_overlaps_what_is_below_it_and_nothing_beside_it() {
+        let at = |address: &str| BackupTarget { address: address.to_owned(), endpoint: None };
+        let overlaps = |one, two| at(one).overlaps(&at(two)) && at(two).overlaps(&at(one));
+        assert!(overlaps("/srv/b", "/srv/b") && overlaps("s3://b", "s3://b/acme"));
+        assert!(!overlaps("/srv/b", "/srv/b2") && !overlaps("s3://b/acme", "s3://b/blue"));
+        let elsewhere = BackupTarget { endpoint: Some("http://x".to_owned()), ..at("s3://b") };
+        assert!(!elsewhere.overlaps(&at("s3://b")));
+    }
+
+    #[test]
+    fn the_room_of_a_tenant_counts_what_is_elsewhere_and_names_the_limit() {
+        let tenant = TenantName::new("acme").expect("a name");
+        let room = BackupRoom { tenant, limit_bytes: Some(5 << 30), elsewhere_bytes: 1 << 30 };
+        room.check("ship", 2 << 30, 2 << 30).expect("there is room");
+        let full = room.check("ship", 3 << 30, 2 << 30).expect_err("there is none");
+        assert_eq!(full.kind, ProblemKind::NoSpace);
+        let why =
+            "tenant acme may have 5 GiB of backups and has 4 GiB; 2 GiB more are to be shipped";
+        assert_eq!(full.why, why);
+        let any = BackupRoom { limit_bytes: None, ..room };
+        any.check("ship", u64::MAX, u64::MAX).expect("there is no limit");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::backup::BackupTarget;
+use crate::backup::{BackupTarget, BackupUser};
 use crate::limits::{BACKUP_EVERY_S, BACKUP_PERIODS};
 use crate::units::format_time;
 use crate::{BackupName, Problem, ScheduleName, VmId, VolumeName};
@@ -211,6 +211,9 @@ pub struct BackupSchedule {
     pub ended: String,
     /// What is wrong: why the last backup has failed, what the present one waits for, or why old ones can't be deleted. Empty: nothing.
     pub problem: String,
+    /// The user who has asked for it; `None`: an admin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<BackupUser>,
 }
 
 impl BackupSchedule {

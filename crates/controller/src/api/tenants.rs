@@ -5,7 +5,7 @@ use axum::extract::{Path, Query, State};
 use perigee_http::{Json, Reply};
 use perigee_model::tenant::{
     AccessToken, AuditEntry, MadeAccessToken, Me, NewAccessToken, NewTenant, NewUser, Quota,
-    SshKey, Tenant, User,
+    SshKey, Tenant, TenantBackupTargets, User,
 };
 use perigee_model::{Problem, TenantName, UserName};
 use serde::Deserialize;
@@ -128,6 +128,22 @@ pub async fn set_quota(
 ) -> Reply<Tenant> {
     let change = async move {
         accounts::set_quota(&cluster, &tenant, quota).await?;
+        accounts::tenant(&cluster, &tenant).await
+    };
+    json(to_its_end(change).await?)
+}
+
+/// Says where a tenant's users may have backups made. No backups of others may be there. What is at a target that is left out stays there, and counts no more.
+#[utoipa::path(put, path = "/tenants/{tenant}/backup-targets", tag = "tenants",
+    params(("tenant" = String, Path)), request_body = TenantBackupTargets,
+    responses((status = 200, body = Tenant)))]
+pub async fn set_backup_targets(
+    State(cluster): Shared,
+    Name(tenant): Name<TenantName>,
+    Json(ask): Json<TenantBackupTargets>,
+) -> Reply<Tenant> {
+    let change = async move {
+        accounts::backups::set_targets(&cluster, &tenant, ask.targets).await?;
         accounts::tenant(&cluster, &tenant).await
     };
     json(to_its_end(change).await?)

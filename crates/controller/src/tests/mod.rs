@@ -45,6 +45,7 @@ mod rules;
 mod staging;
 mod sure;
 mod tasks;
+mod tenant_backups;
 mod tenant_walk;
 mod tenants;
 mod term;

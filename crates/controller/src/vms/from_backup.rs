@@ -6,15 +6,16 @@ use std::sync::Arc;
 use perigee_model::backup::{FoundBackup, RestoreBackup, RestoreVmBackup, VmBackup};
 use perigee_model::job::{Start, Vm};
 use perigee_model::persistent_vm::{NewVm, NewVmVolume};
+use perigee_model::vm::NetworkKind;
 use perigee_model::volume::Snapshot;
-use perigee_model::{BackupName, ImageName, Problem, ProblemKind, VolumeName};
+use perigee_model::{BackupName, ImageName, Problem, ProblemKind, TenantName, VolumeName};
 
 use super::persistent;
 use crate::cluster::Cluster;
 use crate::records::{ImageRecord, image_key};
 use crate::storage::{backups, images, volumes};
 
-/// Makes the VM, which does not run.
+/// Makes the VM, which does not run. A user of a tenant gets one that has only things of the tenant.
 ///
 /// # Errors
 /// `Invalid` if the backup is not of a VM; `Conflict` if the name of the VM, of a disk or of the image is taken; as [`backups::restore`] and [`persistent::create`].
@@ -24,6 +25,7 @@ pub async fn restore(
     backup: &BackupName,
     ask: RestoreVmBackup,
     owner: String,
+    tenant: Option<TenantName>,
 ) -> Result<Vm, Problem> {
     let what = format!("can't restore backup {backup} as VM {}", ask.vm);
     let place = (ask.from.clone(), ask.host.clone());
@@ -35,6 +37,9 @@ pub async fn restore(
         return Err(Problem::invalid(what, why)
             .next("make a volume of it: perigee backup restore NAME --as VOLUME --disk"));
     };
+    if let Some(tenant) = tenant {
+        check_of_tenant(&what, &of_vm.vm, &tenant)?;
+    }
     if cluster.index.of_vm(&ask.vm).is_some() {
         return Err(Problem::conflict(what, "there is a VM with this name").next("choose another"));
     }
@@ -51,6 +56,20 @@ pub async fn restore(
         making.undo().await;
     }
     made
+}
+
+/// Refuses what a user of this tenant may not have: an admin may have given it to the VM, or whoever can write to the target.
+fn check_of_tenant(what: &str, vm: &NewVm, tenant: &TenantName) -> Result<(), Problem> {
+    let mut volumes = vm.volumes.iter().map(|volume| volume.volume.as_str());
+    let why = match &vm.network {
+        NetworkKind::Bridge(_) => "it is in a bridge of the operator",
+        NetworkKind::Cluster(network) if !tenant.owns(network.as_str()) => {
+            "it is in a network of others"
+        }
+        _ if volumes.any(|volume| !tenant.owns(volume)) => "it has a volume of others",
+        _ => return Ok(()),
+    };
+    Err(Problem::forbidden(what, why).next("ask an admin to restore it"))
 }
 
 /// Makes a thing that is no answer to the request: a key that the request has is the VM's.

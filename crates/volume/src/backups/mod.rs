@@ -27,7 +27,9 @@ use std::io;
 use std::sync::Arc;
 
 use perigee_block::device::{Device, IoError};
-use perigee_model::backup::{SealForBackup, SealedForBackup, ShipBackup, ShippedBackup};
+use perigee_model::backup::{
+    BackupRoom, SealForBackup, SealedForBackup, ShipBackup, ShippedBackup,
+};
 use perigee_model::replica::SealedReplica;
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{LayerId, Problem, ProblemKind, VolumeName};
@@ -60,9 +62,10 @@ pub async fn ship(
     target.begin(ask.is_known).await?;
     let what = format!("can't back up volume {volume} to {}", ask.to.address);
     let keeper = keeper(ask);
+    let room = Room::count(&target, ask.room.as_ref()).await?;
     if let Some(shipped) = complete(&target, ask, work).await? {
         pool.drop_filling(volume, &keeper).await?;
-        return Ok(shipped);
+        return Ok(ShippedBackup { held_bytes: room.map(|room| room.held_bytes), ..shipped });
     }
     let sealed = match &ask.sealed {
         None => pool.seal_backup(volume, &keeper, ask.to.is_s3()).await?,
@@ -75,7 +78,7 @@ pub async fn ship(
     // Of its head too, which is not shipped while nothing is written to it.
     let is_confined = pool.volume_info(volume).await?.leave_site.is_never();
     let mut shipping =
-        Shipping { what, pool, target: &target, whole: ask.whole, work, shipped_bytes: 0 };
+        Shipping { what, pool, target: &target, whole: ask.whole, work, room, shipped_bytes: 0 };
     let chain: Vec<LayerId> = sealed.chain.iter().map(|layer| layer.layer).collect();
     let there = shipping.first_that_is_there(&chain).await?;
     for at in (0..there).rev() {
@@ -100,7 +103,29 @@ pub async fn ship(
         size_bytes: manifest.size_bytes,
         data_bytes: manifest.data_bytes(),
         shipped_bytes: shipping.shipped_bytes,
+        held_bytes: shipping.room.map(|room| room.held_bytes),
     })
+}
+
+/// What a tenant's backups may hold, and what they hold at this target.
+struct Room<'a> {
+    of: &'a BackupRoom,
+    held_bytes: u64,
+}
+
+impl<'a> Room<'a> {
+    /// Counts what the target has, if that is limited or wanted.
+    async fn count(target: &Target, of: Option<&'a BackupRoom>) -> Result<Option<Self>, Problem> {
+        let Some(of) = of else { return Ok(None) };
+        Ok(Some(Self { of, held_bytes: target.bytes().await? }))
+    }
+
+    /// Takes room for an object, before it is put.
+    fn take(&mut self, what: &str, bytes: u64) -> Result<(), Problem> {
+        self.of.check(what, self.held_bytes, bytes)?;
+        self.held_bytes = self.held_bytes.saturating_add(bytes);
+        Ok(())
+    }
 }
 
 /// For whom the home keeps the layers of a backup that is under way, and the topmost one of the last backup.
@@ -136,6 +161,7 @@ async fn complete(
             size_bytes: manifest.size_bytes,
             data_bytes: manifest.data_bytes(),
             shipped_bytes: 0,
+            held_bytes: None,
         })),
         // There is none, or it is damaged: then it is written anew.
         Err(problem) if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Conflict) => {
@@ -153,6 +179,8 @@ struct Shipping<'a> {
     /// What the target has is shipped again.
     whole: bool,
     work: &'a Arc<Work>,
+    /// Of a tenant's backup.
+    room: Option<Room<'a>>,
     shipped_bytes: u64,
 }
 
@@ -200,10 +228,7 @@ impl Shipping<'_> {
         // Only what is put there counts: a backup that is read again and again gets no further.
         self.work.expect(data_bytes);
         self.pool.check_before_backup(layer, self.work.uncounted()).await?;
-        let there = match self.whole {
-            true => BTreeSet::new(),
-            false => self.target.names(&layer_prefix(layer)).await?,
-        };
+        let there = self.target.names(&layer_prefix(layer)).await?;
         let mut pieces = Pieces { layer, there, done: Vec::new(), next: PieceBuilder::default() };
         for run in runs {
             if run.is_zero {
@@ -249,8 +274,12 @@ impl Shipping<'_> {
         let name = piece_name(pieces.done.len(), &sum);
         let length = bytes.len() as u64;
         pieces.done.push(Piece { bytes: length, sha256: sum, head });
-        if pieces.there.contains(&name) {
+        let is_there = pieces.there.contains(&name);
+        if is_there && !self.whole {
             return Ok(());
+        }
+        if let Some(room) = self.room.as_mut().filter(|_| !is_there) {
+            room.take(&self.what, length)?;
         }
         self.target.put(&format!("{}/{name}", layer_prefix(pieces.layer)), bytes).await?;
         self.shipped_bytes += length;
@@ -264,6 +293,9 @@ impl Shipping<'_> {
     ) -> Result<(), Problem> {
         let bytes = with_checksum(list).map_err(|error| Problem::internal(&self.what, error))?;
         self.shipped_bytes += bytes.len() as u64;
+        if let Some(room) = &mut self.room {
+            room.take(&self.what, bytes.len() as u64)?;
+        }
         self.target.put(key, bytes).await
     }
 

@@ -221,6 +221,17 @@ impl Target {
 }
 
 impl Target {
+    /// How many bytes all objects have.
+    ///
+    /// # Errors
+    /// When the target fails.
+    pub async fn bytes(&self) -> Result<u64, Problem> {
+        match &self.place {
+            Place::Directory(dir) => self.run(dir, bytes_below).await,
+            Place::S3(objects) => objects.bytes(&self.what()).await.map_err(of_store),
+        }
+    }
+
     /// Deletes an object; one that is not there is no error.
     ///
     /// # Errors
@@ -301,6 +312,24 @@ fn names(dir: &Path, prefix: &str) -> io::Result<BTreeSet<String>> {
         Err(error) => return missing(dir, error, BTreeSet::new()),
     };
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// The bytes of all files below. What goes meanwhile does not count.
+fn bytes_below(dir: &Path) -> io::Result<u64> {
+    let mut bytes = 0_u64;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        let of_entry = match entry.metadata() {
+            Ok(meta) if meta.is_dir() => bytes_below(&entry.path()),
+            meta => meta.map(|meta| meta.len()),
+        };
+        match of_entry {
+            Err(error) if is_gone(&error) => {}
+            counted => bytes = bytes.saturating_add(counted?),
+        }
+    }
+    Ok(bytes)
 }
 
 fn put(dir: &Path, key: &str, bytes: &[u8]) -> io::Result<()> {

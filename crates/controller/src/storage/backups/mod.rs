@@ -10,6 +10,7 @@
 //! | When does a schedule begin a backup, and which of its backups are deleted? | `rounds.rs`; the rules: `model/src/backup_schedule.rs` |
 //! | What do people ask of schedules? | `schedules.rs` |
 //! | What is the backup of a VM? | `vm.rs`; how a VM is made of one: `vms/from_backup.rs` |
+//! | Where may a tenant's users have backups made, and how much may these hold? | `accounts/backups.rs` |
 //! | Which backups are being read? | `reading.rs`; of which do volumes still get bytes? `restoring.rs` |
 
 mod driver;
@@ -24,16 +25,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use perigee_model::backup::{
-    Backup, BackupOf, BackupState, BackupTarget, CheckBackup, FoundBackup, ListBackups,
+    Backup, BackupOf, BackupState, BackupTarget, BackupUser, CheckBackup, FoundBackup, ListBackups,
     LookForBackups, NewBackup, VerifiedBackup, VerifyBackup,
 };
-use perigee_model::limits::BACKUPS;
+use perigee_model::limits::{BACKUPS, TENANT_BACKUPS};
 use perigee_model::persistent_vm::CloudInit;
 use perigee_model::units::compact_time;
 use perigee_model::volume::Progress;
-use perigee_model::{BackupName, HostId, Problem, ScheduleName, VolumeName};
+use perigee_model::{BackupName, HostId, Problem, ScheduleName, TenantName, VolumeName};
 use serde::{Deserialize, Serialize};
 
+use crate::accounts::backups as room;
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{VolumeRecord, volume_key};
@@ -82,11 +84,16 @@ pub async fn drive_all(cluster: &Cluster) -> Result<(), Problem> {
     restoring::drive_all(cluster).await
 }
 
-/// Begins a backup of a volume or of a VM; the answer comes at once.
+/// Begins a backup of a volume or of a VM for this user, or for an admin; the answer comes at once.
 ///
 /// # Errors
-/// `NotFound` if there is no such volume or VM; `Conflict` if it is a job's own; `Invalid` for a target that can't be one.
-pub async fn create(cluster: &Arc<Cluster>, ask: NewBackup) -> Result<Backup, Problem> {
+/// `NotFound` if there is no such volume or VM; `Conflict` if it is a job's own; `Invalid` for a target that can't be one; `Forbidden` for one that the user's tenant may
+/// not use.
+pub async fn create(
+    cluster: &Arc<Cluster>,
+    ask: NewBackup,
+    by: Option<BackupUser>,
+) -> Result<Backup, Problem> {
     ask.to.check()?;
     let of = BackupOf::one(ask.volume, ask.vm)?;
     let what = format!("can't back up {of}");
@@ -94,7 +101,7 @@ pub async fn create(cluster: &Arc<Cluster>, ask: NewBackup) -> Result<Backup, Pr
         volumes::find(cluster, volume).await?;
     }
     check_listed(cluster, &what, &of).await?;
-    begin(cluster, Begin { of, to: ask.to, whole: ask.whole, schedule: None }).await
+    begin(cluster, Begin { of, to: ask.to, whole: ask.whole, schedule: None, by }).await
 }
 
 /// Refuses what is a job's own, and a VM that there is not.
@@ -116,15 +123,17 @@ struct Begin {
     whole: bool,
     /// Its schedule, and when that was made.
     schedule: Option<(ScheduleName, u64)>,
+    by: Option<BackupUser>,
 }
 
 /// Makes the record of a backup, and starts its driver. No host is asked.
 ///
 /// # Errors
-/// `Conflict` if another backup of the same began in this second; `Invalid` if there are too many; `Unavailable` if a VM has no disk yet.
+/// `Conflict` if another backup of the same began in this second; `Invalid` if there are too many; `Unavailable` if a VM has no disk yet; `Forbidden` as in [`create`].
 async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
-    let Begin { of, to, whole, schedule } = new;
+    let Begin { of, to, whole, schedule, by } = new;
     let what = format!("can't back up {of}");
+    room::check_target(cluster, &what, by.as_ref(), &to).await?;
     let begun_ms = now_ms();
     let name = BackupName::new(format!("{}-{}", of.name(), compact_time(begun_ms)))
         .map_err(|error| Problem::invalid(&what, error))?;
@@ -136,16 +145,14 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
         }
     };
     let parts: Vec<BackupName> = vm.iter().flat_map(OfVm::parts).collect();
-    let known = cluster.records.keys(BACKUPS_PREFIX).await?.len();
-    BACKUPS.check(known + 1 + parts.len()).map_err(|error| {
-        error.problem(&what).next("delete old ones: perigee backup delete NAME")
-    })?;
+    check_number(cluster, &what, by.as_ref(), 1 + parts.len()).await?;
     let (schedule, schedule_made_ms) = schedule.unzip();
     let is_of_vm = match of {
         BackupOf::Volume(_) => None,
         BackupOf::Vm(vm) => Some(vm),
     };
-    let view = Backup { vm: is_of_vm, parts, schedule, ..new_backup(name, volume, to, begun_ms) };
+    let new = new_backup(name, volume, to, begun_ms);
+    let view = Backup { vm: is_of_vm, parts, schedule, by, ..new };
     let record = BackupRecord { view: view.clone(), whole, asks: false, schedule_made_ms, vm };
     if !cluster.records.create_asked(&backup_key(&view.name), &record).await? {
         return Err(
@@ -154,6 +161,39 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
     }
     cluster.drive_backup(&view.name);
     Ok(view)
+}
+
+/// In words, something of a tenant's users that is a backup or a schedule, if there is one.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn any_of_tenant(
+    cluster: &Cluster,
+    tenant: &TenantName,
+) -> Result<Option<String>, Problem> {
+    let backups = list(cluster).await?.into_iter();
+    let mut backups = backups.filter(|backup| room::is_of(backup.by.as_ref(), tenant));
+    let backup = backups.next().map(|backup| format!("backup {}", backup.name));
+    let schedules = schedules::records(cluster).await?.into_iter();
+    let mut schedules = schedules.filter(|one| room::is_of(one.view.by.as_ref(), tenant));
+    let schedule = || schedules.next().map(|one| format!("schedule {} of backups", one.view.name));
+    Ok(backup.or_else(schedule))
+}
+
+/// Refuses more backups than there can be, of all and of a user's tenant.
+async fn check_number(
+    cluster: &Cluster,
+    what: &str,
+    by: Option<&BackupUser>,
+    more: usize,
+) -> Result<(), Problem> {
+    let next = "delete old ones: perigee backup delete NAME";
+    let known = list(cluster).await?;
+    BACKUPS.check(known.len() + more).map_err(|error| error.problem(what).next(next))?;
+    let Some(by) = by else { return Ok(()) };
+    let own = known.iter().filter(|backup| room::is_of(backup.by.as_ref(), &by.tenant)).count();
+    let checked = TENANT_BACKUPS.check(own + more);
+    checked.map(drop).map_err(|error| error.problem(what).next(next))
 }
 
 /// A backup of which nothing was shipped yet.
@@ -181,6 +221,7 @@ pub(crate) fn new_backup(
         progress: None,
         problem: String::new(),
         schedule: None,
+        by: None,
     }
 }
 
@@ -203,11 +244,22 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Backup>, Problem> {
 /// # Errors
 /// `NotFound`.
 pub async fn get(cluster: &Cluster, name: &BackupName) -> Result<Backup, Problem> {
+    known(cluster, name).await?.ok_or_else(|| unknown(name))
+}
+
+/// One of them, if the controller knows it.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn known(cluster: &Cluster, name: &BackupName) -> Result<Option<Backup>, Problem> {
     let record: Option<BackupRecord> = cluster.records.read(&backup_key(name)).await?;
-    record.map(|record| record.view).ok_or_else(|| {
-        Problem::not_found(format!("backup {name}"), "the controller knows no backup with this name")
-            .next("`perigee backup list` shows those that it knows, `perigee backup list --from TARGET` those that are at a target")
-    })
+    Ok(record.map(|record| record.view))
+}
+
+/// What is said of a backup that the controller does not know.
+pub fn unknown(name: &BackupName) -> Problem {
+    Problem::not_found(format!("backup {name}"), "the controller knows no backup with this name")
+        .next("`perigee backup list` shows those that it knows, `perigee backup list --from TARGET` those that are at a target")
 }
 
 /// Deletes a backup in the background, with what no other one at its target needs. Or only forgets it: then what is at the target stays.

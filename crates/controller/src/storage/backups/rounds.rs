@@ -176,6 +176,7 @@ impl Look<'_, '_> {
             to: view.to.clone(),
             whole: false,
             schedule: Some((view.name.clone(), view.made_ms)),
+            by: view.by.clone(),
         };
         match begin(self.cluster, new).await {
             Ok(backup) => self.record.view.under_way = Some(backup.name),
@@ -323,6 +324,7 @@ mod tests {
             kept: 0,
             ended: String::new(),
             problem: String::new(),
+            by: None,
         };
         let due = |next_ms| due_ms(&at(next_ms), 100_000);
         assert_eq!((due(None), due(Some(100_001)), due(Some(160_000))), (None, None, None));

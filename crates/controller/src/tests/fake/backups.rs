@@ -63,12 +63,22 @@ async fn ship(
     }
     let taken_ms = ask.sealed.as_ref().map_or(ask.now_ms, |sealed| sealed.taken_ms);
     let taken_ms = backups.taken_ms.unwrap_or(taken_ms);
-    backups.at.entry(ask.to.address.clone()).or_default().insert(ask.name.clone(), ask);
+    let at = backups.at.entry(ask.to.address.clone()).or_default();
+    // Each holds 4096 bytes.
+    let held_bytes = 4096 * at.len() as u64;
+    if let Some(room) = &ask.room
+        && let Err(problem) = room.check("can't back up", held_bytes, 4096)
+    {
+        return step(&Step::<ShippedBackup>::Failed(problem));
+    }
+    let held_bytes = ask.room.is_some().then_some(held_bytes + 4096);
+    at.insert(ask.name.clone(), ask);
     step(&Step::Done(ShippedBackup {
         taken_ms,
         size_bytes: 1 << 30,
         data_bytes: 4096,
         shipped_bytes: 4096,
+        held_bytes,
     }))
 }
 
@@ -86,8 +96,9 @@ async fn delete(State(inside): Shared, Json(ask): Json<DeleteBackup>) -> String 
         let damaged = Problem::conflict("can't delete a backup", "its directory is damaged");
         return step(&Step::<()>::Failed(damaged));
     }
-    backups.at.entry(ask.at.address).or_default().remove(&ask.backup);
-    step(&Step::Done(()))
+    let at = backups.at.entry(ask.at.address).or_default();
+    at.remove(&ask.backup);
+    step(&Step::Done(ask.counts.then_some(4096 * at.len() as u64)))
 }
 
 async fn seal(
