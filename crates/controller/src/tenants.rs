@@ -33,8 +33,7 @@ pub async fn create_tenant(cluster: &Cluster, new: NewTenant) -> Result<(), Prob
     // What an earlier tenant of this name had is gone, also if the controller has stopped while it was deleted.
     forget_files(cluster, &name).await?;
     crate::planning::forget_tenant(cluster, &name).await?;
-    let record = TenantRecord { name, quota, created_ms: now_ms(), backup_targets: Vec::new() };
-    put_tenant(cluster, record).await
+    put_tenant(cluster, TenantRecord::new(name, quota, now_ms())).await
 }
 
 /// Deletes a tenant that has nothing any more, with its users.

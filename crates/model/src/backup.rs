@@ -7,6 +7,7 @@
 //! | `POST /volumes/{volume}/backup/end` | [`BackupTarget`] | its backup to the target is given up: nothing is kept for it, except what the next one stands on |
 //! | `POST /volumes/{volume}/restore` | [`RestoreVolume`] | lines of `Step` of `VolumeInfo`; it is stopped when the client leaves |
 //! | `GET /backups/restoring` | | [`RestoringLayer`] of each layer that still gets bytes from a backup |
+//! | `POST /backups/key` | [`SendBackupKey`] | nothing |
 //! | `POST /backups/list` | [`ListBackups`] | [`FoundBackup`] of each |
 //! | `POST /backups/delete` | [`DeleteBackup`] | lines of `Step` of the bytes that the target holds, or of nothing; a backup that is not there is no error |
 //! | `POST /backups/verify` | [`VerifyBackup`] | lines of `Step` of [`VerifiedBackup`] |
@@ -18,6 +19,7 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
+use crate::backup_key::BackupKey;
 use crate::persistent_vm::NewVm;
 use crate::units::format_bytes;
 use crate::{
@@ -176,6 +178,9 @@ pub struct NewBackup {
     /// Also what the target has already is shipped, for example because it was damaged there.
     #[serde(default)]
     pub whole: bool,
+    /// It is encrypted at the target with the tenant's key. All backups at a target are, or none is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 /// The state of a backup.
@@ -236,6 +241,9 @@ pub struct Backup {
     /// The user who has it made; `None`: an admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<BackupUser>,
+    /// It is encrypted at the target with the key of the tenant of the volume or VM.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 /// How far a backup is.
@@ -321,6 +329,9 @@ pub struct ListBackups {
     /// Without the `cloud_init` of VMs, which may be long.
     #[serde(default)]
     pub is_short: bool,
+    /// The tenant's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<BackupKey>,
 }
 
 /// A backup that was found at a target.
@@ -405,6 +416,12 @@ pub struct ShipBackup {
     /// Of a tenant's user: how much may be at the target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub room: Option<BackupRoom>,
+    /// As in [`NewBackup`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
+    /// The tenant's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<BackupKey>,
 }
 
 /// How much a tenant's backups may hold. The target has nothing but these.
@@ -469,6 +486,12 @@ pub struct RestoreVolume {
     /// which block: all bytes are read and checked first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_once: Option<LayerId>,
+    /// The tenant's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<BackupKey>,
+    /// The backup was encrypted, so one that is not is another one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 /// A layer of a host that still gets bytes from a backup.
@@ -486,6 +509,18 @@ pub struct RestoringLayer {
     pub problem: String,
     /// As in [`Restoring`].
     pub is_damaged: bool,
+    /// The backups there are encrypted, and the host does not have their key since its volume server has started ([`SendBackupKey`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lacks_key: bool,
+}
+
+/// Sends a host the key of a target, for layers that get their bytes from there. The host has the key in memory only.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SendBackupKey {
+    /// The target.
+    pub at: BackupTarget,
+    /// The key.
+    pub key: BackupKey,
 }
 
 /// Has a host read a backup, and compare it with its checksums.
@@ -495,6 +530,12 @@ pub struct VerifyBackup {
     pub backup: BackupName,
     /// Where it is.
     pub at: BackupTarget,
+    /// The tenant's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<BackupKey>,
+    /// As in [`RestoreVolume`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 /// Has a host delete a backup, and the layers that no other backup at the target needs. Nothing may be shipped to the target meanwhile.
@@ -507,6 +548,9 @@ pub struct DeleteBackup {
     /// The answer says how many bytes the target holds afterwards.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub counts: bool,
+    /// The tenant's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<BackupKey>,
 }
 
 /// A backup that was read.
@@ -527,12 +571,12 @@ mod tests {
     fn older_volume_servers_and_controllers_read_what_is_asked_of_a_target() {
         let at = BackupTarget { address: "s3://b".to_owned(), endpoint: None };
         let only = Some(BackupName::new("data-1").expect("a name"));
-        let ask = ListBackups { at: at.clone(), only, is_short: true };
+        let ask = ListBackups { at: at.clone(), only, is_short: true, key: None };
         let json = serde_json::to_value(&ask).expect("JSON");
         assert_eq!(serde_json::from_value::<BackupTarget>(json.clone()).expect("a target"), at);
         assert_eq!(serde_json::from_value::<ListBackups>(json).expect("what is asked"), ask);
         let json = serde_json::to_value(&at).expect("JSON");
-        let all = ListBackups { at, only: None, is_short: false };
+        let all = ListBackups { at, only: None, is_short: false, key: None };
         assert_eq!(serde_json::from_value::<ListBackups>(json).expect("what is asked"), all);
     }
 

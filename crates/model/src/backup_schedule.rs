@@ -34,6 +34,9 @@ pub struct NewBackupSchedule {
     /// Which complete backups of the schedule are kept, beside the newest one; none: all are.
     #[serde(default)]
     pub keep: Vec<KeepRule>,
+    /// As in [`crate::backup::NewBackup`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 impl NewBackupSchedule {
@@ -214,6 +217,9 @@ pub struct BackupSchedule {
     /// The user who has asked for it; `None`: an admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<BackupUser>,
+    /// Its backups are encrypted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 impl BackupSchedule {
@@ -304,6 +310,7 @@ mod tests {
             to: BackupTarget { address: "/srv".to_owned(), endpoint: None },
             every_s,
             keep: rules(keep),
+            encrypted: false,
         };
         ask(3600, "24h,7d").check("w").expect("a schedule");
         ask(3600, "24h,7d,1h").check("w").expect_err("hours twice");

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::backup::BackupTarget;
+use crate::backup_key::BackupKey;
 use crate::budget::Spending;
 use crate::ids::{BadName, Owned, TenantName, UserName};
 use crate::money::Money;
@@ -240,6 +241,26 @@ pub struct Tenant {
 pub struct TenantBackupTargets {
     /// At most [`crate::limits::TENANT_BACKUP_TARGETS`].
     pub targets: Vec<BackupTarget>,
+}
+
+/// `PUT /v1/tenants/{tenant}/backup-key`: the key with which the tenant's backups are encrypted.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetBackupKey {
+    /// The key, as in a key file; `None`: a new one.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub key: Option<BackupKey>,
+}
+
+/// A tenant's key for backups that are encrypted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TenantBackupKey {
+    /// The tenant.
+    pub tenant: TenantName,
+    /// The key, as in a key file.
+    #[schema(value_type = String)]
+    pub key: BackupKey,
 }
 
 /// `PUT /v1/tenants/{tenant}/users/{user}`: adds a user, or changes its role.

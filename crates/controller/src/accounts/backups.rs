@@ -1,11 +1,13 @@
-//! Where a tenant's users may have backups made, and how much these hold.
+//! Where a tenant's users may have backups made, how much these hold, and the key of those that are encrypted.
 //!
 //! An admin allows targets to a tenant. No backups of others are there, so what a target holds is the tenant's. The host that ships to a target or deletes there counts
 //! the bytes of all objects, and a record has what was counted last at each place. While a tenant has a quota of this, one of its backups is shipped at a time.
 
 use perigee_model::backup::{Backup, BackupRoom, BackupTarget, BackupUser};
+use perigee_model::backup_key::BackupKey;
 use perigee_model::limits::TENANT_BACKUP_TARGETS;
 use perigee_model::{HostId, Problem, ProblemKind, TenantName};
+use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
 use super::put_tenant;
@@ -116,6 +118,74 @@ pub async fn set_targets(
         }
     }
     put_tenant(cluster, TenantRecord { backup_targets: targets, ..record }).await
+}
+
+/// The key of the tenant whose thing this is, if the tenant has one.
+pub fn key_of(cluster: &Cluster, full: &str) -> Option<BackupKey> {
+    cluster.accounts.tenant(&TenantName::of(full)).ok()?.backup_key
+}
+
+/// A tenant's key.
+///
+/// # Errors
+/// `NotFound` if there is none.
+pub fn key(cluster: &Cluster, tenant: &TenantName) -> Result<BackupKey, Problem> {
+    cluster.accounts.tenant(tenant)?.backup_key.ok_or_else(|| {
+        Problem::not_found(format!("the key for backups of tenant {tenant}"), "it has none")
+            .next("make one: perigee backup key make")
+    })
+}
+
+/// Gives a tenant its key: this one, or a new one. A key is never changed, because backups need it.
+///
+/// # Errors
+/// `NotFound` if there is no such tenant; `Conflict` if it has another key.
+pub async fn set_key(
+    cluster: &Cluster,
+    tenant: &TenantName,
+    key: Option<BackupKey>,
+) -> Result<BackupKey, Problem> {
+    let what = format!("can't give tenant {tenant} a key for backups");
+    let _turn = cluster.accounts.turn.lock().await;
+    let record = cluster.accounts.tenant(tenant)?;
+    match (&record.backup_key, key) {
+        (Some(own), Some(key)) if *own == key => Ok(key),
+        (Some(_), _) => {
+            let why = "it has one, and its backups need that one";
+            Err(Problem::conflict(what, why).next("see it: perigee backup key show"))
+        }
+        (None, key) => {
+            let key = key.map_or_else(|| new_key(&what), Ok)?;
+            let backup_key = Some(key.clone());
+            put_tenant(cluster, TenantRecord { backup_key, ..record }).await?;
+            Ok(key)
+        }
+    }
+}
+
+fn new_key(what: &str) -> Result<BackupKey, Problem> {
+    let mut bytes = [0; BackupKey::BYTES];
+    getrandom(&mut bytes[..], GetRandomFlags::empty())
+        .map_err(|error| Problem::internal(what, format!("no random numbers: {error}")))?;
+    Ok(BackupKey::new(bytes))
+}
+
+/// Refuses an encrypted backup of this thing without a key, and as long as the version before may come back.
+///
+/// # Errors
+/// `Conflict`.
+pub async fn check_encrypted(cluster: &Cluster, what: &str, full: &str) -> Result<(), Problem> {
+    if level::in_force(&cluster.records).await? < level::BACKUPS_OF_TENANTS {
+        let why = "the version before this one does not encrypt backups, and may come back";
+        return Err(
+            Problem::conflict(what, why).next("end the upgrade first: perigee upgrade finish")
+        );
+    }
+    if key_of(cluster, full).is_some() {
+        return Ok(());
+    }
+    let why = format!("it is to be encrypted, and tenant {} has no key", TenantName::of(full));
+    Err(Problem::conflict(what, why).next("make one: perigee backup key make"))
 }
 
 /// The places that count: of targets that the tenant may use, at hosts that there are.

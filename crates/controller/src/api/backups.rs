@@ -193,7 +193,7 @@ pub async fn look(
     if let Some(by) = caller.backup_user() {
         check_target(&cluster, "can't look for backups", Some(&by), &ask.at).await?;
     }
-    let mut all = backups::look(&cluster, &ask).await?;
+    let mut all = backups::look(&cluster, &ask, &caller.tenant).await?;
     all.retain(|found| caller.sees(found.name.as_str()));
     json(all)
 }

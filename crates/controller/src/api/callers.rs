@@ -192,6 +192,8 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "*",      "/dav/{*path}"),
     (May::Operator, "GET",    "/v1/tenants/{tenant}"),
     (May::Operator, "POST",   "/v1/look-for-backups"),
+    (May::Operator, "GET",    "/v1/tenants/{tenant}/backup-key"),
+    (May::Operator, "PUT",    "/v1/tenants/{tenant}/backup-key"),
     (May::Operator, "GET",    "/v1/audit"),
     (May::Admin,    "GET",    "/v1/tenants"),
     (May::Admin,    "POST",   "/v1/tenants"),

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use perigee_http::Clock;
 use perigee_http::certificate::fingerprint;
 use perigee_model::backup::BackupTarget;
+use perigee_model::backup_key::BackupKey;
 use perigee_model::secret::TOKEN_PREFIX;
 use perigee_model::tenant::{DEFAULT_TENANT, Quota, Running, SEPARATOR, User};
 use perigee_model::units::format_duration;
@@ -33,6 +34,16 @@ pub struct TenantRecord {
     /// Where its users may have backups made.
     #[serde(default)]
     pub backup_targets: Vec<BackupTarget>,
+    /// The key of its backups that are encrypted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup_key: Option<BackupKey>,
+}
+
+impl TenantRecord {
+    /// A tenant that was made just now, or at this time; it may have no backups.
+    pub fn new(name: TenantName, quota: Quota, created_ms: u64) -> Self {
+        Self { name, quota, created_ms, backup_targets: Vec::new(), backup_key: None }
+    }
 }
 
 /// The accounts in memory. The store has each change before they do.
@@ -74,10 +85,7 @@ impl Accounts {
     pub async fn load(records: &Records) -> Result<Self, Problem> {
         let mut inner = Inner::default();
         let (name, quota) = (TenantName::default(), Quota::default());
-        inner.tenants.insert(
-            name.clone(),
-            TenantRecord { name, quota, created_ms: 0, backup_targets: Vec::new() },
-        );
+        inner.tenants.insert(name.clone(), TenantRecord::new(name, quota, 0));
         for tenant in records.list::<TenantRecord>(TENANT_RECORDS).await? {
             inner.tenants.insert(tenant.name.clone(), tenant);
         }

@@ -28,6 +28,7 @@ fn ask(keep: &str) -> NewBackupSchedule {
         to: BackupTarget { address: TO.to_owned(), endpoint: None },
         every_s: 3600,
         keep: keep.parse::<Keep>().expect("rules").0,
+        encrypted: false,
     }
 }
 
@@ -232,7 +233,7 @@ async fn with_a_vm() -> Lab {
 
 fn of_web() -> NewBackup {
     let to = BackupTarget { address: TO.to_owned(), endpoint: None };
-    NewBackup { volume: None, vm: Some(web()), to, whole: false }
+    NewBackup { volume: None, vm: Some(web()), to, whole: false, encrypted: false }
 }
 
 fn ann() -> String {
@@ -320,7 +321,8 @@ async fn a_backup_in_an_s3_store_is_deleted_by_another_host_if_its_own_is_away()
     let lab = Lab::up().await;
     lab.home.inside().pool_free_bytes = Some(1 << 40);
     let to = BackupTarget { address: "s3://bucket".to_owned(), endpoint: None };
-    let new = NewBackup { volume: Some(data_volume()), vm: None, to, whole: false };
+    let new =
+        NewBackup { volume: Some(data_volume()), vm: None, to, whole: false, encrypted: false };
     let begun = backups::create(&lab.cluster, new, None).await.expect("a backup");
     let done = lab.ended(&begun).await;
     assert_eq!((done.state, done.host.as_ref()), (BackupState::Completed, Some(&lab.cloud.id)));

@@ -5,9 +5,10 @@ use perigee_model::backup::{
     Backup, BackupState, BackupTarget, BackupUser, FoundBackup, LookForBackups, NewBackup,
     RestoreBackup,
 };
+use perigee_model::backup_key::BackupKey;
 use perigee_model::backup_schedule::{BackupSchedule, NewBackupSchedule};
 use perigee_model::job::ClusterVolume;
-use perigee_model::tenant::{Quota, Tenant, TenantBackupTargets};
+use perigee_model::tenant::{Quota, SetBackupKey, Tenant, TenantBackupKey, TenantBackupTargets};
 use perigee_model::{BackupName, Problem, ProblemKind, VmId};
 
 use super::tenants::{Tenants, is_kind, new_volume, tenant, user_name, volume};
@@ -22,7 +23,7 @@ fn at(address: &str) -> BackupTarget {
 }
 
 fn of(name: &str, to: &str) -> NewBackup {
-    NewBackup { volume: Some(volume(name)), vm: None, to: at(to), whole: false }
+    NewBackup { volume: Some(volume(name)), vm: None, to: at(to), whole: false, encrypted: false }
 }
 
 impl Tenants {
@@ -211,10 +212,62 @@ async fn an_operator_of_a_tenant_finds_its_backups_at_a_target_and_no_others() {
 }
 
 #[tokio::test]
+async fn an_encrypted_backup_needs_the_tenant_s_key_and_so_do_all_after_it() {
+    let tenants = Tenants::with_backups(&["a", "b"]).await;
+    let ask = |name, encrypted| NewBackup { encrypted, ..of(name, TO) };
+    let path = "/v1/tenants/acme/backup-key";
+    is_kind(tenants.ann.get::<TenantBackupKey>(path).await, ProblemKind::NotFound);
+    let none = tenants.amy.post::<Backup>("/v1/backups", &ask("a", true)).await;
+    assert!(is_kind(none, ProblemKind::Conflict).why.contains("tenant acme has no key"));
+    let set = async |by: &Client, key| by.put::<TenantBackupKey>(path, &SetBackupKey { key }).await;
+    is_kind(set(&tenants.amy, None).await, ProblemKind::Forbidden);
+    is_kind(set(&tenants.bob, None).await, ProblemKind::NotFound);
+    let made = set(&tenants.ann, None).await.expect("a key");
+    assert_eq!(tenants.ann.get::<TenantBackupKey>(path).await.expect("its key"), made);
+    is_kind(tenants.bob.get::<TenantBackupKey>(path).await, ProblemKind::NotFound);
+    // Backups need it, so it stays.
+    is_kind(set(&tenants.ann, None).await, ProblemKind::Conflict);
+    is_kind(set(&tenants.ann, Some(BackupKey::new([1; 32]))).await, ProblemKind::Conflict);
+    set(&tenants.ann, Some(made.key.clone())).await.expect("it is this one");
+    tenants.set_quota("acme", Quota::default()).await;
+    for (name, encrypted) in [("a", true), ("b", false)] {
+        let done = tenants.back_up(&tenants.amy, &ask(name, encrypted)).await;
+        assert!(done.state == BackupState::Completed && done.encrypted, "{done:?}");
+        let mut hosts = [&tenants.lab.home, &tenants.lab.cloud].into_iter();
+        let host = hosts.find(|host| done.host.as_ref() == Some(&host.id)).expect("its host");
+        let asked = host.inside().backups.at[TO][&done.name].clone();
+        assert_eq!((asked.encrypted, asked.key), (true, Some(made.key.clone())));
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_was_started_again_gets_the_key_for_what_is_still_to_come() {
+    let tenants = Tenants::with_backups(&["data"]).await;
+    let path = "/v1/tenants/acme/backup-key";
+    let made: TenantBackupKey =
+        tenants.ann.put(path, &SetBackupKey { key: None }).await.expect("a key");
+    let ask = NewBackup { encrypted: true, ..of("data", TO) };
+    let done = tenants.back_up(&tenants.amy, &ask).await;
+    let ask = RestoreBackup { volume: volume("copy"), host: None, from: None, whole: false };
+    let path = format!("/v1/backups/{}/restore", done.name);
+    let _: ClusterVolume = tenants.amy.post(&path, &ask).await.expect("a copy");
+    let mut hosts = [&tenants.lab.home, &tenants.lab.cloud].into_iter();
+    let host = hosts.find(|host| done.host.as_ref() == Some(&host.id)).expect("its host");
+    host.inside().restores.layers[0].lacks_key = true;
+    wait_for("the key", async || {
+        let inside = host.inside();
+        let has = !inside.restores.layers[0].lacks_key && inside.backups.keys == [made.key.clone()];
+        has.then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_schedule_of_a_member_makes_the_tenant_s_backups() {
     let tenants = Tenants::with_backups(&["data"]).await;
     let NewBackup { volume, to, .. } = of("data", TO);
-    let ask = NewBackupSchedule { volume, vm: None, to, every_s: 3600, keep: Vec::new() };
+    let (vm, keep, encrypted) = Default::default();
+    let ask = NewBackupSchedule { volume, vm, to, every_s: 3600, keep, encrypted };
     let path = "/v1/backup-schedules";
     let set: BackupSchedule = tenants.amy.post(path, &ask).await.expect("a schedule");
     wait_for("its backup", async || (tenants.held_bytes().await == 4096).then_some(())).await;

@@ -234,6 +234,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "PUT /v1/sites/{site}/place"
         | "PUT /v1/tenants/{tenant}/quota"
         | "PUT /v1/tenants/{tenant}/backup-targets"
+        | "PUT /v1/tenants/{tenant}/backup-key"
         | "PUT /v1/tenants/{tenant}/users/{user}" => plain(json!({})),
         // No JSON.
         "POST /v1/uploads" => plain(Value::Null),

@@ -17,8 +17,7 @@ use super::target::Target;
 /// # Errors
 /// `Unavailable` if the target fails, or the work was stopped; `Conflict` if another backup can't be read: then nobody knows which layers it needs, and all stay.
 pub async fn delete(ask: &DeleteBackup, work: &Arc<Work>) -> Result<Option<u64>, Problem> {
-    let target = Target::new(&ask.at)?;
-    target.look().await?;
+    let target = Target::open(&ask.at, ask.key.as_ref()).await?;
     // It is none from now on. Its layers are nobody's, unless another one names them.
     target.delete(&manifest_key(&ask.backup)).await?;
     let needed = needed(&target, work).await?;

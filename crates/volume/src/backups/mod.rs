@@ -10,6 +10,7 @@
 //! |---|---|
 //! | What is at a target? | `format.rs` |
 //! | How does it get there, whole or not at all? | `target.rs` |
+//! | How is it encrypted? | `sealing.rs` |
 //! | How does a volume come back, and how is damage found? | `restore.rs` |
 //! | Which piece has which block, known before the pieces are read? | `plan.rs` |
 //! | What does a read of a volume get whose bytes have not all arrived? | `source.rs` |
@@ -19,6 +20,7 @@ pub mod delete;
 pub mod format;
 mod plan;
 pub mod restore;
+mod sealing;
 pub mod source;
 pub mod target;
 
@@ -28,7 +30,8 @@ use std::sync::Arc;
 
 use perigee_block::device::{Device, IoError};
 use perigee_model::backup::{
-    BackupRoom, SealForBackup, SealedForBackup, ShipBackup, ShippedBackup,
+    BackupRoom, BackupTarget, SealForBackup, SealedForBackup, SendBackupKey, ShipBackup,
+    ShippedBackup,
 };
 use perigee_model::replica::SealedReplica;
 use perigee_model::volume::BLOCK_BYTES;
@@ -37,7 +40,7 @@ use perigee_store::{Pool, Work, io_problem};
 
 use format::{
     FORMAT, LayerIndex, Manifest, NamedLayer, Piece, PieceBuilder, Run, head_of, index_key,
-    layer_prefix, manifest_key, piece_name, push, sha256, with_checksum,
+    layer_prefix, manifest_key, push, sha256, with_checksum,
 };
 use restore::Reading;
 use target::Target;
@@ -58,8 +61,7 @@ pub async fn ship(
     ask: &ShipBackup,
     work: &Arc<Work>,
 ) -> Result<ShippedBackup, Problem> {
-    let target = Target::new(&ask.to)?;
-    target.begin(ask.is_known).await?;
+    let target = Target::begin(ask).await?;
     let what = format!("can't back up volume {volume} to {}", ask.to.address);
     let keeper = keeper(ask);
     let room = Room::count(&target, ask.room.as_ref()).await?;
@@ -126,6 +128,19 @@ impl<'a> Room<'a> {
         self.held_bytes = self.held_bytes.saturating_add(bytes);
         Ok(())
     }
+}
+
+/// Whether a layer wants bytes of this target whose key was not sent since the start.
+pub fn lacks_key(at: &BackupTarget) -> bool {
+    sealing::is_lacking(at)
+}
+
+/// Takes the key of a target, for layers that get their bytes from there.
+///
+/// # Errors
+/// `Conflict` if it is the wrong one; when the target fails.
+pub async fn take_backup_key(ask: &SendBackupKey) -> Result<(), Problem> {
+    Target::open(&ask.at, Some(&ask.key)).await.map(drop)
 }
 
 /// For whom the home keeps the layers of a backup that is under way, and the topmost one of the last backup.
@@ -271,9 +286,10 @@ impl Shipping<'_> {
         });
         let (bytes, sum, head) =
             hashed.await.map_err(|error| Problem::internal(&self.what, error))?;
-        let name = piece_name(pieces.done.len(), &sum);
-        let length = bytes.len() as u64;
-        pieces.done.push(Piece { bytes: length, sha256: sum, head });
+        let name = self.target.piece_name(pieces.done.len(), &sum);
+        let bytes_of_piece = bytes.len() as u64;
+        let length = self.target.stored_bytes(bytes_of_piece);
+        pieces.done.push(Piece { bytes: bytes_of_piece, sha256: sum, head });
         let is_there = pieces.there.contains(&name);
         if is_there && !self.whole {
             return Ok(());
@@ -292,9 +308,10 @@ impl Shipping<'_> {
         list: &(impl serde::Serialize + Sync),
     ) -> Result<(), Problem> {
         let bytes = with_checksum(list).map_err(|error| Problem::internal(&self.what, error))?;
-        self.shipped_bytes += bytes.len() as u64;
+        let length = self.target.stored_bytes(bytes.len() as u64);
+        self.shipped_bytes += length;
         if let Some(room) = &mut self.room {
-            room.take(&self.what, bytes.len() as u64)?;
+            room.take(&self.what, length)?;
         }
         self.target.put(key, bytes).await
     }

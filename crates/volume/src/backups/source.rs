@@ -118,9 +118,8 @@ impl BackupSource {
         let what = format!("can't read backup {backup} in {}", from.address);
         // The checksums of a layer have a name of their own, which is that of no backup.
         let name = BackupName::new(backup).map_err(|error| Problem::not_found(&what, error))?;
-        let target = Target::new(from)?;
         let asked = Instant::now();
-        target.look().await?;
+        let target = Target::open_again(from).await?;
         let (round_trip, work) = (asked.elapsed(), Arc::default());
         let reading = Reading { target: &target, work: &work };
         let manifest = reading.manifest(&name).await?;

@@ -27,11 +27,11 @@ pub fn target(dir: &Path) -> BackupTarget {
     BackupTarget { address: dir.display().to_string(), endpoint: None }
 }
 
-fn ask(name: &str, to: &Path) -> ShipBackup {
+pub fn ask(name: &str, to: &Path) -> ShipBackup {
     let name = BackupName::new(name).expect("a name");
     let to = target(to);
-    let (is_known, whole, sealed, vm, room) = Default::default();
-    ShipBackup { name, to, now_ms: 1000, is_known, whole, sealed, vm, room }
+    let (is_known, whole, sealed, vm, room, encrypted, key) = Default::default();
+    ShipBackup { name, to, now_ms: 1000, is_known, whole, sealed, vm, room, encrypted, key }
 }
 
 async fn ship(server: &Server, ask: &ShipBackup) -> Result<ShippedBackup, Problem> {
@@ -49,13 +49,16 @@ async fn restore(server: &Server, backup: &str, from: &Path) -> Result<VolumeInf
         tenant: TenantName::default(),
         leave_site: LeaveSite::Allowed,
         at_once: None,
+        key: None,
+        encrypted: false,
     };
     let path = format!("/v1/volumes/{backup}/restore");
     server.control.post_long(&path, &ask, |_| {}).await
 }
 
 async fn damage(server: &Server, backup: &str, at: &Path) -> Vec<String> {
-    let ask = VerifyBackup { backup: BackupName::new(backup).expect("a name"), at: target(at) };
+    let backup = BackupName::new(backup).expect("a name");
+    let ask = VerifyBackup { backup, at: target(at), key: None, encrypted: false };
     let read: VerifiedBackup =
         server.control.post_long("/v1/backups/verify", &ask, |_| {}).await.expect("it is read");
     read.problems
@@ -431,7 +434,7 @@ async fn a_backup_is_deleted_with_the_layers_that_no_other_one_needs() {
     }
     let delete = async |backup: &str| {
         let backup = BackupName::new(backup).expect("a name");
-        let ask = DeleteBackup { backup, at: target(to.path()), counts: false };
+        let ask = DeleteBackup { backup, at: target(to.path()), counts: false, key: None };
         server.control.post_long::<()>("/v1/backups/delete", &ask, |_| {}).await
     };
     let pieces = || files(to.path(), "00000000-").len();
@@ -567,7 +570,7 @@ async fn a_tenant_s_backups_hold_no_more_than_they_may() {
     ship(&server, &asked("second", 22 * MIB)).await.expect("a backup");
     ship(&server, &ShipBackup { whole: true, ..asked("third", 22 * MIB) }).await.expect("a backup");
     let backup = BackupName::new("first").expect("a name");
-    let ask = DeleteBackup { backup, at: target(to.path()), counts: true };
+    let ask = DeleteBackup { backup, at: target(to.path()), counts: true, key: None };
     let held: Option<u64> =
         server.control.post_long("/v1/backups/delete", &ask, |_| {}).await.expect("deleted");
     assert!(held.is_some_and(|held| (20 * MIB..=21 * MIB).contains(&held)), "{held:?}");
@@ -588,13 +591,14 @@ async fn an_s3_store_is_a_target_as_a_directory_is() {
         ship(&server, &ShipBackup { is_known: true, ..asked("second") }).await.expect("a backup");
     assert!(second.shipped_bytes <= MIB + LISTS_BYTES, "{second:?}");
     let backup = asked("second").name;
-    let ask = VerifyBackup { backup: backup.clone(), at: to.clone() };
+    let ask = VerifyBackup { backup: backup.clone(), at: to.clone(), key: None, encrypted: false };
     let read: VerifiedBackup =
         server.control.post_long("/v1/backups/verify", &ask, |_| {}).await.expect("it is read");
     assert!(read.problems.is_empty() && read.read_bytes > 20 * MIB, "{read:?}");
     let all: Vec<FoundBackup> = server.control.post("/v1/backups/list", &to).await.expect("a list");
     assert_eq!(all.len(), 2);
-    let delete = DeleteBackup { backup: asked("first").name, at: to.clone(), counts: true };
+    let delete =
+        DeleteBackup { backup: asked("first").name, at: to.clone(), counts: true, key: None };
     let room = BackupRoom { tenant: TenantName::default(), limit_bytes: None, elsewhere_bytes: 0 };
     let counted = ShipBackup { room: Some(room), ..asked("third") };
     let counted = ship(&server, &counted).await.expect("a backup").held_bytes;
@@ -614,7 +618,8 @@ async fn an_s3_store_is_a_target_as_a_directory_is() {
     let refused = leaves.await.expect_err("it would leave its site");
     assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
     let (tenant, leave_site) = (TenantName::default(), LeaveSite::Allowed);
-    let ask = RestoreVolume { backup, from: to, tenant, leave_site, at_once: None };
+    let (at_once, key, encrypted) = Default::default();
+    let ask = RestoreVolume { backup, from: to, tenant, leave_site, at_once, key, encrypted };
     let restored = server.control.post_long::<VolumeInfo>("/v1/volumes/copy/restore", &ask, |_| {});
     restored.await.expect("restored");
     let check = ["read -P 1 0 4M", "read -P 2 4M 1M", "read -P 1 5M 15M", "read -P 0 20M 44M"];

@@ -22,11 +22,13 @@ async fn restore(server: &Server, from: &Path) -> Result<VolumeInfo, Problem> {
         tenant: TenantName::default(),
         leave_site: LeaveSite::Allowed,
         at_once: Some(LayerId(Uuid::new_v4())),
+        key: None,
+        encrypted: false,
     };
     server.control.post_long("/v1/volumes/now/restore", &ask, |_| {}).await
 }
 
-const SLOWLY: [(&str, &str); 1] = [(FILL_RATE_VARIABLE, "1")];
+pub const SLOWLY: [(&str, &str); 1] = [(FILL_RATE_VARIABLE, "1")];
 
 /// A server, and a target with a backup of three pieces: 16 MiB of 1, 16 MiB of 2, 8 MiB of 3.
 async fn backed_up() -> (Server, tempfile::TempDir) {

@@ -106,6 +106,7 @@ impl Run<'_> {
         let home = volumes::reachable(self.cluster, &home)?;
         self.begin_asking(&home.id).await?;
         let room = room::room_of(self.cluster, &view, &home.id).await?;
+        let key = room::key_of(self.cluster, view.name.as_str());
         let ask = ShipBackup {
             is_known: self.is_known(&view, &home.id).await?,
             name: view.name,
@@ -115,6 +116,8 @@ impl Run<'_> {
             sealed,
             vm: self.record.value.vm.as_ref().map(|of_vm| Box::new(of_vm.has.clone())),
             room,
+            encrypted: view.encrypted,
+            key,
         };
         let path = format!("/v1/volumes/{}/backup", view.volume);
         let (done, total) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -231,7 +234,8 @@ impl Run<'_> {
             .filter(|host| !view.at.is_s3() || volumes::reachable(self.cluster, host).is_ok());
         let host = reader(self.cluster, &view.at, shipper).await?;
         let (counts, at) = (view.by.is_some(), view.at.clone());
-        let ask = DeleteBackup { backup: view.name.clone(), at, counts };
+        let key = room::key_of(self.cluster, view.name.as_str());
+        let ask = DeleteBackup { backup: view.name.clone(), at, counts, key };
         let asked = host.volume.post_long("/v1/backups/delete", &ask, |_: Progress| {});
         let held_bytes: Option<u64> = asked.await?;
         if let Some(bytes) = held_bytes {

@@ -101,7 +101,8 @@ pub async fn create(
         volumes::find(cluster, volume).await?;
     }
     check_listed(cluster, &what, &of).await?;
-    begin(cluster, Begin { of, to: ask.to, whole: ask.whole, schedule: None, by }).await
+    let NewBackup { to, whole, encrypted, .. } = ask;
+    begin(cluster, Begin { of, to, whole, encrypted, schedule: None, by }).await
 }
 
 /// Refuses what is a job's own, and a VM that there is not.
@@ -121,6 +122,7 @@ struct Begin {
     of: BackupOf,
     to: BackupTarget,
     whole: bool,
+    encrypted: bool,
     /// Its schedule, and when that was made.
     schedule: Option<(ScheduleName, u64)>,
     by: Option<BackupUser>,
@@ -131,7 +133,7 @@ struct Begin {
 /// # Errors
 /// `Conflict` if another backup of the same began in this second; `Invalid` if there are too many; `Unavailable` if a VM has no disk yet; `Forbidden` as in [`create`].
 async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
-    let Begin { of, to, whole, schedule, by } = new;
+    let Begin { of, to, whole, encrypted, schedule, by } = new;
     let what = format!("can't back up {of}");
     room::check_target(cluster, &what, by.as_ref(), &to).await?;
     let begun_ms = now_ms();
@@ -145,14 +147,20 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
         }
     };
     let parts: Vec<BackupName> = vm.iter().flat_map(OfVm::parts).collect();
-    check_number(cluster, &what, by.as_ref(), 1 + parts.len()).await?;
+    let known = list(cluster).await?;
+    check_number(&known, &what, by.as_ref(), 1 + parts.len())?;
+    // Whoever takes the backups away does not get the next ones in clear.
+    let encrypted = encrypted || known.iter().any(|one| one.encrypted && one.at == to);
+    if encrypted {
+        room::check_encrypted(cluster, &what, name.as_str()).await?;
+    }
     let (schedule, schedule_made_ms) = schedule.unzip();
     let is_of_vm = match of {
         BackupOf::Volume(_) => None,
         BackupOf::Vm(vm) => Some(vm),
     };
     let new = new_backup(name, volume, to, begun_ms);
-    let view = Backup { vm: is_of_vm, parts, schedule, by, ..new };
+    let view = Backup { vm: is_of_vm, parts, schedule, by, encrypted, ..new };
     let record = BackupRecord { view: view.clone(), whole, asks: false, schedule_made_ms, vm };
     if !cluster.records.create_asked(&backup_key(&view.name), &record).await? {
         return Err(
@@ -181,14 +189,13 @@ pub async fn any_of_tenant(
 }
 
 /// Refuses more backups than there can be, of all and of a user's tenant.
-async fn check_number(
-    cluster: &Cluster,
+fn check_number(
+    known: &[Backup],
     what: &str,
     by: Option<&BackupUser>,
     more: usize,
 ) -> Result<(), Problem> {
     let next = "delete old ones: perigee backup delete NAME";
-    let known = list(cluster).await?;
     BACKUPS.check(known.len() + more).map_err(|error| error.problem(what).next(next))?;
     let Some(by) = by else { return Ok(()) };
     let own = known.iter().filter(|backup| room::is_of(backup.by.as_ref(), &by.tenant)).count();
@@ -222,6 +229,7 @@ pub(crate) fn new_backup(
         problem: String::new(),
         schedule: None,
         by: None,
+        encrypted: false,
     }
 }
 
@@ -318,14 +326,19 @@ pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Resul
     Ok(())
 }
 
-/// What a host finds at a target.
+/// What a host finds at a target, with the key of this tenant.
 ///
 /// # Errors
 /// `Invalid` if a directory is named without its host; what the host says.
-pub async fn look(cluster: &Cluster, ask: &LookForBackups) -> Result<Vec<FoundBackup>, Problem> {
+pub async fn look(
+    cluster: &Cluster,
+    ask: &LookForBackups,
+    tenant: &TenantName,
+) -> Result<Vec<FoundBackup>, Problem> {
     ask.at.check()?;
     let host = reader(cluster, &ask.at, ask.host.as_ref()).await?;
-    let ask = ListBackups { at: ask.at.clone(), only: None, is_short: true };
+    let key = room::key_of(cluster, &tenant.full("backup"));
+    let ask = ListBackups { at: ask.at.clone(), only: None, is_short: true, key };
     let mut all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &ask).await?;
     for of_vm in all.iter_mut().filter_map(|found| found.vm.as_mut()) {
         // It may have secrets, and a volume server of an older version leaves nothing out.
@@ -344,6 +357,7 @@ pub async fn verify(
     ask: CheckBackup,
 ) -> Result<VerifiedBackup, Problem> {
     let known: Option<BackupRecord> = cluster.records.read(&backup_key(name)).await?;
+    let encrypted = known.as_ref().is_some_and(|record| record.view.encrypted);
     let parts = known.map(|record| record.view.parts).unwrap_or_default();
     let mut all = VerifiedBackup { read_bytes: 0, problems: Vec::new() };
     // All of it, also what comes last.
@@ -351,7 +365,8 @@ pub async fn verify(
     for name in std::iter::once(name).chain(&parts) {
         let (at, host) = place(cluster, name, ask.at.clone(), ask.host.clone()).await?;
         let host = reader(cluster, &at, host.as_ref()).await?;
-        let ask = VerifyBackup { backup: name.clone(), at };
+        let key = room::key_of(cluster, name.as_str());
+        let ask = VerifyBackup { backup: name.clone(), at, key, encrypted };
         let read: VerifiedBackup =
             host.volume.post_long("/v1/backups/verify", &ask, |_: Progress| {}).await?;
         all.read_bytes += read.read_bytes;

@@ -175,6 +175,7 @@ impl Look<'_, '_> {
             of,
             to: view.to.clone(),
             whole: false,
+            encrypted: view.encrypted,
             schedule: Some((view.name.clone(), view.made_ms)),
             by: view.by.clone(),
         };
@@ -325,6 +326,7 @@ mod tests {
             ended: String::new(),
             problem: String::new(),
             by: None,
+            encrypted: false,
         };
         let due = |next_ms| due_ms(&at(next_ms), 100_000);
         assert_eq!((due(None), due(Some(100_001)), due(Some(160_000))), (None, None, None));

@@ -82,6 +82,9 @@ pub async fn set(
     let what = format!("can't back up {of} by a schedule");
     ask.check(&what)?;
     room::check_target(cluster, &what, by.as_ref(), &ask.to).await?;
+    if ask.encrypted {
+        room::check_encrypted(cluster, &what, of.name()).await?;
+    }
     if let BackupOf::Volume(volume) = &of {
         volumes::find(cluster, volume).await?;
     }
@@ -127,6 +130,7 @@ pub async fn set(
         ended: String::new(),
         problem: String::new(),
         by,
+        encrypted: ask.encrypted,
     };
     let record =
         ScheduleRecord { view: view.clone(), newest: None, prune_since_ms: None, vm_made_ms };
@@ -150,6 +154,7 @@ async fn change(
     let soon_ms = now_ms().saturating_add(ask.every_s.saturating_mul(1000));
     view.next_ms = view.next_ms.map(|next_ms| next_ms.min(soon_ms));
     (view.every_s, view.keep) = (ask.every_s, ask.keep);
+    view.encrypted |= ask.encrypted;
     record.save().await?;
     let backups: Vec<BackupRecord> = cluster.records.list(BACKUPS_PREFIX).await?;
     Ok(shown(record.value, &backups))

@@ -156,6 +156,7 @@ async fn begin_parts(cluster: &Cluster, root: &BackupRecord) -> Result<(), Probl
                 vm: view.vm.clone(),
                 part_of: Some(view.name.clone()),
                 by: view.by.clone(),
+                encrypted: view.encrypted,
                 ..new
             },
             whole: root.whole,
