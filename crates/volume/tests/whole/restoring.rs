@@ -139,3 +139,18 @@ async fn a_backup_of_an_older_version_is_restored_whole() {
     );
     check_pool(&server).await;
 }
+
+/// An older version has shipped a layer again while a volume got its bytes: after a restart nothing more came.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_gets_its_bytes_though_the_backup_has_lost_what_says_where_they_are() {
+    let (server, to) = backed_up().await;
+    let mut server = server.with_variables(&SLOWLY).await;
+    restore(&server, to.path()).await.expect("a volume");
+    without_heads(to.path());
+    server.kill();
+    server.start_process().await;
+    assert_io(
+        &server.qemu_io("now", &["read -P 1 0 16M", "read -P 2 16M 16M", "read -P 3 32M 8M"]),
+    );
+    check_pool(&server).await;
+}
