@@ -3,6 +3,7 @@
 //! All of it is in memory, so that asking who sends a request waits for nothing. The store is written first. Whoever
 //! changes something has the turn.
 
+pub mod backups;
 pub mod files;
 mod tokens;
 mod usage;
@@ -26,14 +27,14 @@ pub use usage::{QuotaHold, UploadRoom, hold_volume, tenant};
 /// `NotFound`.
 pub async fn set_quota(cluster: &Cluster, name: &TenantName, quota: Quota) -> Result<(), Problem> {
     let _turn = cluster.accounts.turn.lock().await;
-    let created_ms = cluster.accounts.created_ms(name)?;
-    put_tenant(cluster, TenantRecord { name: name.clone(), quota, created_ms }).await?;
+    let record = cluster.accounts.tenant(name)?;
+    put_tenant(cluster, TenantRecord { quota, ..record }).await?;
     // A job may wait for it.
     cluster.index.changed.notify_one();
     Ok(())
 }
 
-/// Stores a tenant, or its new quota. The caller has the turn.
+/// Stores a tenant, or what is new of it. The caller has the turn.
 ///
 /// # Errors
 /// `Invalid` for a budget beyond the limit; if the store fails.

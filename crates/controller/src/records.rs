@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `hosts/HOST` | [`HostRecord`] | the host's registration, and who drains it |
 //! | `join_tokens/HOST`, `enrolled/HOST`, `revoked/IDENTITY` | those of [`crate::hosts::enrol`] | enrolment |
+//! | `backups_held/TENANT` | [`crate::accounts::backups::HeldRecord`]: what the tenant's backups hold | the drivers of its backups |
 //! | `tenants/TENANT`, `users/TENANT/USER`, `tokens/ID` | those of [`crate::accounts`] | the API |
 //! | `links/FROM/TO`, `local_blocks/HOST` | [`perigee_model::job::Link`], `BlockProbe` | probes |
 //! | `links_of_sites/FROM/TO` | what a host that was removed has measured between two sites | the removal of a host |

@@ -12,6 +12,7 @@ use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::accounts::{TenantRecord, tenant_key};
 use crate::files::inputs;
+use crate::storage::backups;
 
 /// # Errors
 /// `Conflict` if there is such a tenant; `Invalid` if the name can't be a tenant's.
@@ -32,13 +33,13 @@ pub async fn create_tenant(cluster: &Cluster, new: NewTenant) -> Result<(), Prob
     // What an earlier tenant of this name had is gone, also if the controller has stopped while it was deleted.
     forget_files(cluster, &name).await?;
     crate::planning::forget_tenant(cluster, &name).await?;
-    put_tenant(cluster, TenantRecord { name, quota, created_ms: now_ms() }).await
+    put_tenant(cluster, TenantRecord::new(name, quota, now_ms())).await
 }
 
 /// Deletes a tenant that has nothing any more, with its users.
 ///
 /// # Errors
-/// `Conflict` while it has volumes, images, jobs or files.
+/// `Conflict` while it has volumes, images, jobs, backups or files.
 pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), Problem> {
     let what = format!("can't delete tenant {name}");
     if *name == TenantName::default() {
@@ -59,6 +60,10 @@ pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), P
             return Err(Problem::conflict(what, why).next("delete what it has first"));
         }
     }
+    if let Some(of_backups) = backups::any_of_tenant(cluster, name).await? {
+        let why = format!("it has {of_backups}");
+        return Err(Problem::conflict(what, why).next("delete what it has first"));
+    }
     let (repository, of) = (Arc::clone(&cluster.repository), name.clone());
     let has_files = tokio::task::spawn_blocking(move || repository.has_files(&of));
     if has_files.await.map_err(|e| Problem::internal(&what, e))?? {
@@ -72,6 +77,7 @@ pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), P
     forget_files(cluster, name).await?;
     crate::planning::forget_tenant(cluster, name).await?;
     crate::jobs::forget_tenant(cluster, name).await?;
+    crate::accounts::backups::forget_tenant(cluster, name).await?;
     cluster.records.remove(&tenant_key(name)).await?;
     accounts.write().tenants.remove(name);
     Ok(())

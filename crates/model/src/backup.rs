@@ -7,8 +7,9 @@
 //! | `POST /volumes/{volume}/backup/end` | [`BackupTarget`] | its backup to the target is given up: nothing is kept for it, except what the next one stands on |
 //! | `POST /volumes/{volume}/restore` | [`RestoreVolume`] | lines of `Step` of `VolumeInfo`; it is stopped when the client leaves |
 //! | `GET /backups/restoring` | | [`RestoringLayer`] of each layer that still gets bytes from a backup |
+//! | `POST /backups/key` | [`SendBackupKey`] | nothing |
 //! | `POST /backups/list` | [`ListBackups`] | [`FoundBackup`] of each |
-//! | `POST /backups/delete` | [`DeleteBackup`] | lines of `Step` of nothing; a backup that is not there is no error |
+//! | `POST /backups/delete` | [`DeleteBackup`] | lines of `Step` of the bytes that the target holds, or of nothing; a backup that is not there is no error |
 //! | `POST /backups/verify` | [`VerifyBackup`] | lines of `Step` of [`VerifiedBackup`] |
 //!
 //! What is at a target: `docs/dev/backup.md`.
@@ -18,9 +19,11 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
+use crate::backup_key::BackupKey;
 use crate::persistent_vm::NewVm;
+use crate::units::format_bytes;
 use crate::{
-    BackupName, HostId, LayerId, LeaveSite, OwnerName, Problem, ScheduleName, TenantName, VmId,
+    BackupName, HostId, LayerId, LeaveSite, OwnerName, Problem, ScheduleName, TenantName, UserName, VmId,
     VolumeName,
 };
 
@@ -78,6 +81,15 @@ impl BackupTarget {
         Self { address: format!("vm:{}", self.address), endpoint: self.endpoint.clone() }
     }
 
+    /// Whether one of both is the other one, or is below it.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let is_within = |inner: &str, outer: &str| {
+            inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let (one, two) = (&self.address, &other.address);
+        self.endpoint == other.endpoint && (is_within(one, two) || is_within(two, one))
+    }
+
     /// Whether it is an S3 store.
     pub fn is_s3(&self) -> bool {
         self.address.starts_with(S3)
@@ -98,6 +110,15 @@ impl BackupTarget {
         };
         Some(Self { address: address.to_owned(), endpoint: endpoint.map(str::to_owned) })
     }
+}
+
+/// The user of a tenant who has a backup made. The backup is that tenant's, and counts in its quota.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BackupUser {
+    /// The tenant.
+    pub tenant: TenantName,
+    /// The user.
+    pub user: UserName,
 }
 
 /// What a backup is of.
@@ -157,6 +178,9 @@ pub struct NewBackup {
     /// Also what the target has already is shipped, for example because it was damaged there.
     #[serde(default)]
     pub whole: bool,
+    /// It is encrypted at the target with the tenant's key. All backups at a target are, or none is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 /// The state of a backup.
@@ -214,6 +238,12 @@ pub struct Backup {
     /// The schedule that has begun it; `None`: a person has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduleName>,
+    /// The user who has it made; `None`: an admin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<BackupUser>,
+    /// It is encrypted at the target with the key of the tenant of the volume or VM.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 /// How far a backup is.
@@ -302,6 +332,9 @@ pub struct ListBackups {
     /// Without the `cloud_init` of VMs, which may be long.
     #[serde(default)]
     pub is_short: bool,
+    /// The tenant's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<BackupKey>,
 }
 
 /// A backup that was found at a target.
@@ -383,6 +416,46 @@ pub struct ShipBackup {
     /// Of a VM's root disk: what else the backup has.
     #[serde(default)]
     pub vm: Option<Box<VmBackup>>,
+    /// Of a tenant's user: how much may be at the target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room: Option<BackupRoom>,
+    /// As in [`NewBackup`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
+    /// The tenant's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<BackupKey>,
+}
+
+/// How much a tenant's backups may hold. The target has nothing but these.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackupRoom {
+    /// The tenant.
+    pub tenant: TenantName,
+    /// What its backups may hold; `None`: as much as there is room for.
+    pub limit_bytes: Option<u64>,
+    /// What they hold at other targets.
+    pub elsewhere_bytes: u64,
+}
+
+impl BackupRoom {
+    /// Refuses more than the tenant may have.
+    ///
+    /// # Errors
+    /// `NoSpace` with the figures.
+    pub fn check(&self, what: &str, held_bytes: u64, more_bytes: u64) -> Result<(), Problem> {
+        let held_bytes = held_bytes.saturating_add(self.elsewhere_bytes);
+        let is_beyond = |limit: &u64| held_bytes.saturating_add(more_bytes) > *limit;
+        let Some(limit_bytes) = self.limit_bytes.filter(is_beyond) else { return Ok(()) };
+        let [limit, held, more] = [limit_bytes, held_bytes, more_bytes].map(format_bytes);
+        let why = format!(
+            "tenant {} may have {limit} of backups and has {held}; {more} more are to be shipped",
+            self.tenant
+        );
+        Err(Problem::no_space(what, why).next(
+            "delete old ones (perigee backup delete), or ask an admin for more (perigee tenant quota)",
+        ))
+    }
 }
 
 /// A backup that is complete.
@@ -396,6 +469,9 @@ pub struct ShippedBackup {
     pub data_bytes: u64,
     /// What was sent.
     pub shipped_bytes: u64,
+    /// What the target holds now, if that was to be counted ([`ShipBackup::room`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_bytes: Option<u64>,
 }
 
 /// Has a host make a volume of a backup.
@@ -419,6 +495,12 @@ pub struct RestoreVolume {
     /// Whose own disk the volume is, as in `CreateVolume`. An older host makes nobody's volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<OwnerName>,
+    /// The tenant's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<BackupKey>,
+    /// The backup was encrypted, so one that is not is another one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 /// A layer of a host that still gets bytes from a backup.
@@ -436,6 +518,18 @@ pub struct RestoringLayer {
     pub problem: String,
     /// As in [`Restoring`].
     pub is_damaged: bool,
+    /// The backups there are encrypted, and the host does not have their key since its volume server has started ([`SendBackupKey`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lacks_key: bool,
+}
+
+/// Sends a host the key of a target, for layers that get their bytes from there. The host has the key in memory only.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SendBackupKey {
+    /// The target.
+    pub at: BackupTarget,
+    /// The key.
+    pub key: BackupKey,
 }
 
 /// Has a host read a backup, and compare it with its checksums.
@@ -445,6 +539,12 @@ pub struct VerifyBackup {
     pub backup: BackupName,
     /// Where it is.
     pub at: BackupTarget,
+    /// The tenant's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<BackupKey>,
+    /// As in [`RestoreVolume`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 /// Has a host delete a backup, and the layers that no other backup at the target needs. Nothing may be shipped to the target meanwhile.
@@ -454,6 +554,12 @@ pub struct DeleteBackup {
     pub backup: BackupName,
     /// Where it is.
     pub at: BackupTarget,
+    /// The answer says how many bytes the target holds afterwards.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub counts: bool,
+    /// The tenant's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<BackupKey>,
 }
 
 /// A backup that was read.
@@ -468,17 +574,18 @@ pub struct VerifiedBackup {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ProblemKind;
 
     #[test]
     fn older_volume_servers_and_controllers_read_what_is_asked_of_a_target() {
         let at = BackupTarget { address: "s3://b".to_owned(), endpoint: None };
         let only = Some(BackupName::new("data-1").expect("a name"));
-        let ask = ListBackups { at: at.clone(), only, is_short: true };
+        let ask = ListBackups { at: at.clone(), only, is_short: true, key: None };
         let json = serde_json::to_value(&ask).expect("JSON");
         assert_eq!(serde_json::from_value::<BackupTarget>(json.clone()).expect("a target"), at);
         assert_eq!(serde_json::from_value::<ListBackups>(json).expect("what is asked"), ask);
         let json = serde_json::to_value(&at).expect("JSON");
-        let all = ListBackups { at, only: None, is_short: false };
+        let all = ListBackups { at, only: None, is_short: false, key: None };
         assert_eq!(serde_json::from_value::<ListBackups>(json).expect("what is asked"), all);
     }
 
@@ -513,6 +620,30 @@ mod tests {
             check(other_way, None).expect_err(other_way);
         }
         check("/srv/backups", Some("http://10.0.0.1:9000")).expect_err("it has none");
+    }
+
+    #[test]
+    fn a_target_overlaps_what_is_below_it_and_nothing_beside_it() {
+        let at = |address: &str| BackupTarget { address: address.to_owned(), endpoint: None };
+        let overlaps = |one, two| at(one).overlaps(&at(two)) && at(two).overlaps(&at(one));
+        assert!(overlaps("/srv/b", "/srv/b") && overlaps("s3://b", "s3://b/acme"));
+        assert!(!overlaps("/srv/b", "/srv/b2") && !overlaps("s3://b/acme", "s3://b/blue"));
+        let elsewhere = BackupTarget { endpoint: Some("http://x".to_owned()), ..at("s3://b") };
+        assert!(!elsewhere.overlaps(&at("s3://b")));
+    }
+
+    #[test]
+    fn the_room_of_a_tenant_counts_what_is_elsewhere_and_names_the_limit() {
+        let tenant = TenantName::new("acme").expect("a name");
+        let room = BackupRoom { tenant, limit_bytes: Some(5 << 30), elsewhere_bytes: 1 << 30 };
+        room.check("ship", 2 << 30, 2 << 30).expect("there is room");
+        let full = room.check("ship", 3 << 30, 2 << 30).expect_err("there is none");
+        assert_eq!(full.kind, ProblemKind::NoSpace);
+        let why =
+            "tenant acme may have 5 GiB of backups and has 4 GiB; 2 GiB more are to be shipped";
+        assert_eq!(full.why, why);
+        let any = BackupRoom { limit_bytes: None, ..room };
+        any.check("ship", u64::MAX, u64::MAX).expect("there is no limit");
     }
 
     #[test]

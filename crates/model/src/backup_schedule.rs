@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::backup::BackupTarget;
+use crate::backup::{BackupTarget, BackupUser};
 use crate::limits::{BACKUP_EVERY_S, BACKUP_PERIODS};
 use crate::units::format_time;
 use crate::{BackupName, Problem, ScheduleName, VmId, VolumeName};
@@ -34,6 +34,9 @@ pub struct NewBackupSchedule {
     /// Which complete backups of the schedule are kept, beside the newest one; none: all are.
     #[serde(default)]
     pub keep: Vec<KeepRule>,
+    /// As in [`crate::backup::NewBackup`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 impl NewBackupSchedule {
@@ -211,6 +214,12 @@ pub struct BackupSchedule {
     pub ended: String,
     /// What is wrong: why the last backup has failed, what the present one waits for, or why old ones can't be deleted. Empty: nothing.
     pub problem: String,
+    /// The user who has asked for it; `None`: an admin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<BackupUser>,
+    /// Its backups are encrypted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
 }
 
 impl BackupSchedule {
@@ -301,6 +310,7 @@ mod tests {
             to: BackupTarget { address: "/srv".to_owned(), endpoint: None },
             every_s,
             keep: rules(keep),
+            encrypted: false,
         };
         ask(3600, "24h,7d").check("w").expect("a schedule");
         ask(3600, "24h,7d,1h").check("w").expect_err("hours twice");

@@ -53,6 +53,7 @@
 pub mod amounts;
 pub mod auto_mode;
 pub mod backup;
+pub mod backup_key;
 pub mod backup_schedule;
 pub mod balance;
 pub mod budget;

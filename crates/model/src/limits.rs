@@ -104,6 +104,17 @@ pub static TENANT_NAME_BYTES: Limit =
 /// Backups that the controller knows. They are listed at once.
 pub static BACKUPS: Limit = Limit::new("the number of backups", Unit::Count, 0, 10_000);
 
+/// Backups of a tenant's users. They leave room for those of others.
+pub static TENANT_BACKUPS: Limit = Limit::new("a tenant's number of backups", Unit::Count, 0, 1000);
+
+/// Schedules of a tenant's users.
+pub static TENANT_BACKUP_SCHEDULES: Limit =
+    Limit::new("a tenant's number of schedules of backups", Unit::Count, 0, 100);
+
+/// Places where a tenant's users may have backups made.
+pub static TENANT_BACKUP_TARGETS: Limit =
+    Limit::new("a tenant's number of targets for backups", Unit::Count, 0, 8);
+
 /// Schedules of backups. They are looked at all the time.
 pub static BACKUP_SCHEDULES: Limit =
     Limit::new("the number of schedules of backups", Unit::Count, 0, 1000);

@@ -7,6 +7,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::backup::BackupTarget;
+use crate::backup_key::BackupKey;
 use crate::budget::Spending;
 use crate::ids::{BadName, Owned, TenantName, UserName};
 use crate::money::Money;
@@ -146,6 +148,9 @@ pub struct Quota {
     /// These files and their directories; `None`: a million.
     #[serde(default)]
     pub files: Option<u64>,
+    /// Bytes that its backups hold at the targets that it may use.
+    #[serde(default)]
+    pub backup_bytes: Option<u64>,
     /// What its jobs may cost in a month (UTC), with what is reserved for those that have not ended, in millionths of a dollar.
     #[serde(default, rename = "budget_month_micros")]
     pub budget_month: Option<Money>,
@@ -217,11 +222,45 @@ pub struct Tenant {
     pub file_bytes: u64,
     /// The number of these files and their directories.
     pub files: u64,
+    /// Bytes that its backups hold, as they were last counted at each target.
+    #[serde(default)]
+    pub backup_bytes: u64,
+    /// Where its users may have backups made.
+    #[serde(default)]
+    pub backup_targets: Vec<BackupTarget>,
     /// The number of its users.
     pub users: u64,
     /// What it has spent in this month, and what is reserved.
     #[serde(default)]
     pub spending: Spending,
+}
+
+/// `PUT /v1/tenants/{tenant}/backup-targets`: where a tenant's users may have backups made. No other tenant's may be there.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TenantBackupTargets {
+    /// At most [`crate::limits::TENANT_BACKUP_TARGETS`].
+    pub targets: Vec<BackupTarget>,
+}
+
+/// `PUT /v1/tenants/{tenant}/backup-key`: the key with which the tenant's backups are encrypted.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetBackupKey {
+    /// The key, as in a key file; `None`: a new one.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub key: Option<BackupKey>,
+}
+
+/// A tenant's key for backups that are encrypted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TenantBackupKey {
+    /// The tenant.
+    pub tenant: TenantName,
+    /// The key, as in a key file.
+    #[schema(value_type = String)]
+    pub key: BackupKey,
 }
 
 /// `PUT /v1/tenants/{tenant}/users/{user}`: adds a user, or changes its role.

@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::TryStreamExt as _;
 use object_store::aws::AmazonS3;
 use object_store::client::{HttpClient, HttpConnector};
 use object_store::multipart::MultipartStore as _;
@@ -390,6 +391,19 @@ impl Objects {
         let objects = found.objects.into_iter().map(|object| object.location);
         let all = objects.chain(found.common_prefixes);
         Ok(all.filter_map(|path| path.filename().map(str::to_owned)).collect())
+    }
+
+    /// How many bytes all objects have.
+    ///
+    /// # Errors
+    /// If the store fails, or is silent for too long.
+    pub async fn bytes(&self, what: &str) -> Result<u64, NotDone> {
+        let at = Path::from(self.prefix.as_str());
+        let (mut all, mut bytes) = (self.s3.list(Some(&at)), 0_u64);
+        while let Some(object) = within(what, self.waits.request, all.try_next()).await? {
+            bytes = bytes.saturating_add(object.size);
+        }
+        Ok(bytes)
     }
 
     /// How many bytes an object has.

@@ -26,7 +26,7 @@ pub struct Known {
     pub more_migrations: usize,
     /// The controller's tasks; for admins.
     pub tasks: Option<Vec<TaskStatus>>,
-    /// The schedules of backups; for admins.
+    /// The schedules of backups.
     pub schedules: Option<Vec<BackupSchedule>>,
     /// The rented hosts; for admins.
     pub rentals: Option<Vec<Rental>>,

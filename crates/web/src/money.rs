@@ -233,6 +233,7 @@ pub fn tenants<'a>(all: impl Iterator<Item = &'a Tenant>) -> Section {
         "#memory",
         "#volumes",
         "#files",
+        "#backups",
         "#money this month",
     ];
     let rows = all.map(|tenant| {
@@ -263,6 +264,7 @@ fn shares(tenant: &Tenant) -> Vec<(&'static str, Cell)> {
         ("memory", share(running.memory_bytes, quota.memory_bytes, format_bytes)),
         ("volumes", share(tenant.volume_bytes, quota.volume_bytes, format_bytes)),
         ("files", share(tenant.file_bytes, quota.file_bytes, format_bytes)),
+        ("backups", share(tenant.backup_bytes, quota.backup_bytes, format_bytes)),
         (
             "money this month",
             share(

@@ -11,8 +11,9 @@ use perigee_model::tenant::{Tenant, tenant_of};
 use perigee_model::units::format_bytes;
 use perigee_model::{Problem, ProblemKind, TenantName};
 
+use super::backups;
 use crate::cluster::Cluster;
-use crate::cluster::accounts::{InMaking, Making};
+use crate::cluster::accounts::{InMaking, Making, TenantRecord};
 use crate::records::{ImageRecord, UPLOAD_KEPT_MS, UPLOADS, UploadRecord, VolumeRecord};
 
 /// Room for a file that is being sent is taken in such steps, because each looks at all that the tenant has.
@@ -42,7 +43,7 @@ impl Drop for QuotaHold<'_> {
 /// # Errors
 /// `NotFound`.
 pub async fn tenant(cluster: &Cluster, name: &TenantName) -> Result<Tenant, Problem> {
-    let quota = cluster.accounts.quota(name)?;
+    let TenantRecord { quota, backup_targets, .. } = cluster.accounts.tenant(name)?;
     let running = cluster.index.taken().running.remove(name.as_str()).unwrap_or_default();
     let volume_bytes = volume_bytes(cluster, name.as_str()).await?;
     let users = cluster.accounts.users_of(name).len() as u64;
@@ -50,8 +51,20 @@ pub async fn tenant(cluster: &Cluster, name: &TenantName) -> Result<Tenant, Prob
     let used = tokio::task::spawn_blocking(move || repository.used(&of)).await;
     let (file_bytes, files) = used.map_err(|e| Problem::internal("can't count files", e))??;
     let spending = cluster.ledger.spending(Some(name));
+    let backup_bytes = backups::held_bytes(cluster, name).await?;
     let name = name.clone();
-    Ok(Tenant { name, quota, running, volume_bytes, file_bytes, files, users, spending })
+    Ok(Tenant {
+        name,
+        quota,
+        running,
+        volume_bytes,
+        file_bytes,
+        files,
+        backup_bytes,
+        backup_targets,
+        users,
+        spending,
+    })
 }
 
 /// The sizes of a tenant's volumes and images, and of its VMs' root disks, together, as last seen.

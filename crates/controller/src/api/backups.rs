@@ -1,4 +1,4 @@
-//! `/backups`, for admins.
+//! `/backups`. A user of a tenant sees the backups that the tenant's users have had made; of VMs a member only its own ones. An admin sees all.
 
 use std::sync::Arc;
 
@@ -6,15 +6,17 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
 use perigee_model::backup::{
-    Backup, CheckBackup, FoundBackup, LookForBackups, NewBackup, RestoreBackup, RestoreVmBackup,
-    VerifiedBackup,
+    Backup, BackupTarget, CheckBackup, FoundBackup, LookForBackups, NewBackup, RestoreBackup,
+    RestoreVmBackup, VerifiedBackup,
 };
 use perigee_model::backup_schedule::{BackupSchedule, NewBackupSchedule};
 use perigee_model::job::{ClusterVolume, DEFAULT_OWNER, Vm};
+use perigee_model::tenant::Role;
 use perigee_model::{BackupName, Problem, ScheduleName, VmId, VolumeName};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
+use crate::accounts::backups::check_target;
 use crate::cluster::Cluster;
 use crate::storage::backups::{self, schedules};
 use crate::vms;
@@ -22,8 +24,41 @@ use crate::vms;
 /// The backups that the controller knows, complete or not.
 #[utoipa::path(get, path = "/backups", tag = "backups",
     responses((status = 200, body = Vec<Backup>)))]
-pub async fn list(State(cluster): Shared) -> Reply<Vec<Backup>> {
-    json(backups::list(&cluster).await?)
+pub async fn list(State(cluster): Shared, caller: Caller) -> Reply<Vec<Backup>> {
+    let mut all = backups::list(&cluster).await?;
+    all.retain(|backup| caller.sees_backup(backup.by.as_ref(), backup.vm.is_some()));
+    json(all)
+}
+
+/// Refuses a backup that this caller may not read: it has to be one that the caller sees, and where the tenant may have backups. What the controller does not know, an
+/// operator of the tenant reads there.
+async fn check_read(
+    cluster: &Cluster,
+    caller: &Caller,
+    name: &BackupName,
+    at: Option<&BackupTarget>,
+) -> Result<(), Problem> {
+    let Some(by) = caller.backup_user() else { return Ok(()) };
+    let known = backups::known(cluster, name).await?;
+    match &known {
+        Some(known) if !caller.sees_backup(known.by.as_ref(), known.vm.is_some()) => {
+            return Err(backups::unknown(name));
+        }
+        None if at.is_none() || caller.role < Role::Operator => return Err(backups::unknown(name)),
+        _ => {}
+    }
+    let at = at.filter(|at| known.is_none_or(|known| known.at != **at));
+    let Some(at) = at else { return Ok(()) };
+    check_target(cluster, &format!("can't read backup {name}"), Some(&by), at).await
+}
+
+/// A backup that the caller sees.
+async fn seen(cluster: &Cluster, caller: &Caller, name: &BackupName) -> Result<Backup, Problem> {
+    let known = backups::get(cluster, name).await?;
+    match caller.sees_backup(known.by.as_ref(), known.vm.is_some()) {
+        true => Ok(known),
+        false => Err(backups::unknown(name)),
+    }
 }
 
 /// The full names of the volume and the VM that are named.
@@ -55,15 +90,19 @@ pub async fn create(
     Json(ask): Json<NewBackup>,
 ) -> Reply<Backup> {
     let (volume, vm) = named(&cluster, &caller, ask.volume, ask.vm).await?;
-    let ask = NewBackup { volume, vm, ..ask };
-    json(to_its_end(async move { backups::create(&cluster, ask).await }).await?)
+    let (ask, by) = (NewBackup { volume, vm, ..ask }, caller.backup_user());
+    json(to_its_end(async move { backups::create(&cluster, ask, by).await }).await?)
 }
 
 /// A backup, with how far it is.
 #[utoipa::path(get, path = "/backups/{backup}", tag = "backups",
     params(("backup" = String, Path)), responses((status = 200, body = Backup)))]
-pub async fn info(State(cluster): Shared, Full(backup): Full<BackupName>) -> Reply<Backup> {
-    json(backups::get(&cluster, &backup).await?)
+pub async fn info(
+    State(cluster): Shared,
+    caller: Caller,
+    Full(backup): Full<BackupName>,
+) -> Reply<Backup> {
+    json(seen(&cluster, &caller, &backup).await?)
 }
 
 /// The query of [`delete`].
@@ -79,11 +118,19 @@ pub struct How {
     responses((status = 200)))]
 pub async fn delete(
     State(cluster): Shared,
+    caller: Caller,
     Full(backup): Full<BackupName>,
     query: Result<Query<How>, QueryRejection>,
 ) -> Reply<()> {
     let Query(How { forget }) =
         query.map_err(|e| Problem::invalid("request query", e.body_text()))?;
+    seen(&cluster, &caller, &backup).await?;
+    if forget && !caller.is_admin() {
+        let why = "its bytes count in the tenant's quota as long as they are at the target";
+        return Err(Problem::forbidden(format!("can't forget backup {backup}"), why)
+            .next("delete it without --forget")
+            .into());
+    }
     json(backups::delete(&cluster, &backup, forget).await?)
 }
 
@@ -93,9 +140,11 @@ pub async fn delete(
     responses((status = 200, body = VerifiedBackup)))]
 pub async fn verify(
     State(cluster): Shared,
+    caller: Caller,
     Full(backup): Full<BackupName>,
     Json(ask): Json<CheckBackup>,
 ) -> Reply<VerifiedBackup> {
+    check_read(&cluster, &caller, &backup, ask.at.as_ref()).await?;
     json(to_its_end(async move { backups::verify(&cluster, &backup, ask).await }).await?)
 }
 
@@ -110,6 +159,7 @@ pub async fn restore(
     Json(ask): Json<RestoreBackup>,
 ) -> Reply<ClusterVolume> {
     let ask = RestoreBackup { volume: caller.new_name(&cluster, &ask.volume)?, ..ask };
+    check_read(&cluster, &caller, &backup, ask.from.as_ref()).await?;
     json(to_its_end(async move { backups::restore(&cluster, &backup, ask).await }).await?)
 }
 
@@ -125,8 +175,11 @@ pub async fn restore_vm(
     Json(ask): Json<RestoreVmBackup>,
 ) -> Reply<Vm> {
     let ask = RestoreVmBackup { vm: caller.new_name(&cluster, &ask.vm)?, ..ask };
+    check_read(&cluster, &caller, &backup, ask.from.as_ref()).await?;
+    let tenant = caller.backup_user().map(|by| by.tenant);
     let owner = caller.user.as_ref().map_or(DEFAULT_OWNER.to_owned(), ToString::to_string);
-    let made = async move { vms::from_backup::restore(&cluster, &backup, ask, owner).await };
+    let made =
+        async move { vms::from_backup::restore(&cluster, &backup, ask, owner, tenant).await };
     json(to_its_end(made).await?)
 }
 
@@ -135,16 +188,24 @@ pub async fn restore_vm(
     responses((status = 200, body = Vec<FoundBackup>)))]
 pub async fn look(
     State(cluster): Shared,
+    caller: Caller,
     Json(ask): Json<LookForBackups>,
 ) -> Reply<Vec<FoundBackup>> {
-    json(backups::look(&cluster, &ask).await?)
+    if let Some(by) = caller.backup_user() {
+        check_target(&cluster, "can't look for backups", Some(&by), &ask.at).await?;
+    }
+    let mut all = backups::look(&cluster, &ask, &caller.tenant).await?;
+    all.retain(|found| caller.sees(found.name.as_str()));
+    json(all)
 }
 
 /// The schedules of backups.
 #[utoipa::path(get, path = "/backup-schedules", tag = "backups",
     responses((status = 200, body = Vec<BackupSchedule>)))]
-pub async fn list_schedules(State(cluster): Shared) -> Reply<Vec<BackupSchedule>> {
-    json(schedules::list(&cluster).await?)
+pub async fn list_schedules(State(cluster): Shared, caller: Caller) -> Reply<Vec<BackupSchedule>> {
+    let mut all = schedules::list(&cluster).await?;
+    all.retain(|schedule| caller.sees_backup(schedule.by.as_ref(), schedule.vm.is_some()));
+    json(all)
 }
 
 /// Backs up a volume or a VM again and again, from now on; the answer comes at once. The same volume or VM with the same target changes the schedule that is there.
@@ -156,13 +217,21 @@ pub async fn set_schedule(
     Json(ask): Json<NewBackupSchedule>,
 ) -> Reply<BackupSchedule> {
     let (volume, vm) = named(&cluster, &caller, ask.volume, ask.vm).await?;
-    let ask = NewBackupSchedule { volume, vm, ..ask };
-    json(to_its_end(async move { schedules::set(&cluster, ask).await }).await?)
+    let (ask, by) = (NewBackupSchedule { volume, vm, ..ask }, caller.backup_user());
+    json(to_its_end(async move { schedules::set(&cluster, ask, by).await }).await?)
 }
 
 /// Ends a schedule. Its backups stay, and one that is under way goes on.
 #[utoipa::path(delete, path = "/backup-schedules/{schedule}", tag = "backups",
     params(("schedule" = String, Path)), responses((status = 200)))]
-pub async fn end_schedule(State(cluster): Shared, Full(schedule): Full<ScheduleName>) -> Reply<()> {
+pub async fn end_schedule(
+    State(cluster): Shared,
+    caller: Caller,
+    Full(schedule): Full<ScheduleName>,
+) -> Reply<()> {
+    let known = schedules::get(&cluster, &schedule).await?;
+    if !caller.sees_backup(known.by.as_ref(), known.vm.is_some()) {
+        return Err(schedules::unknown(&schedule).into());
+    }
     json(schedules::remove(&cluster, &schedule).await?)
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 use perigee_http::{Failure, Peer};
+use perigee_model::backup::BackupUser;
 use perigee_model::ids::Owned;
 use perigee_model::inputs::is_inputs_image;
 use perigee_model::job::{Job, JobSpec, NewImage, NewVolume};
@@ -283,6 +284,21 @@ impl Caller {
     /// Whether a list that this caller asks for has the thing with this full name.
     pub fn sees(&self, full: &str) -> bool {
         self.is_admin() || self.tenant.owns(full)
+    }
+
+    /// For whom this caller has backups made; `None`: for nobody's tenant, as an admin.
+    pub fn backup_user(&self) -> Option<BackupUser> {
+        let user = self.user.clone().filter(|_| !self.is_admin())?;
+        Some(BackupUser { tenant: self.tenant.clone(), user })
+    }
+
+    /// Whether this caller sees a backup, or a schedule of backups, that was made for this user. A VM has an owner, and a member sees what it has had made of its own VMs.
+    pub fn sees_backup(&self, by: Option<&BackupUser>, is_of_vm: bool) -> bool {
+        self.is_admin()
+            || by.is_some_and(|by| {
+                let is_own = self.user.as_ref() == Some(&by.user);
+                self.tenant == by.tenant && (!is_of_vm || is_own || self.role > Role::Member)
+            })
     }
 
     /// The same for a job or its VM. A member sees its own ones only.

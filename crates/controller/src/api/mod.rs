@@ -201,6 +201,8 @@ fn tenant_routes() -> Routes {
         .routes(routes!(tenants::list, tenants::create))
         .routes(routes!(tenants::info, tenants::delete))
         .routes(routes!(tenants::set_quota))
+        .routes(routes!(tenants::set_backup_targets))
+        .routes(routes!(tenants::backup_key, tenants::set_backup_key))
         .routes(routes!(tenants::users))
         .routes(routes!(tenants::user, tenants::put_user, tenants::remove_user))
         .routes(routes!(tenants::tokens, tenants::make_token))

@@ -235,7 +235,14 @@ async fn again(cluster: &Arc<Cluster>, caller: &Caller, made: &str) -> Result<Ag
         "images" => image_again(cluster, name).await,
         "networks" => is(of_networks::shown(cluster, caller, &named(name)?).await?),
         "rentals" => is(rentals::get(cluster, &named(name)?)?),
-        "backups" => is(backups::get(cluster, &named(name)?).await?),
+        "backups" => {
+            let known = backups::get(cluster, &named(name)?).await?;
+            // As with jobs.
+            if !caller.sees_backup(known.by.as_ref(), known.vm.is_some()) {
+                return Err(backups::unknown(&known.name));
+            }
+            is(known)
+        }
         "tenants" => is(accounts::tenant(cluster, &named(name)?).await?),
         _ => Err(Problem::internal("can't answer again", format!("a request has made {made:?}"))),
     }

@@ -5,7 +5,7 @@ use axum::extract::{Path, Query, State};
 use perigee_http::{Json, Reply};
 use perigee_model::tenant::{
     AccessToken, AuditEntry, MadeAccessToken, Me, NewAccessToken, NewTenant, NewUser, Quota,
-    SshKey, Tenant, User,
+    SetBackupKey, SshKey, Tenant, TenantBackupKey, TenantBackupTargets, User,
 };
 use perigee_model::{Problem, TenantName, UserName};
 use serde::Deserialize;
@@ -129,6 +129,53 @@ pub async fn set_quota(
     let change = async move {
         accounts::set_quota(&cluster, &tenant, quota).await?;
         accounts::tenant(&cluster, &tenant).await
+    };
+    json(to_its_end(change).await?)
+}
+
+/// Says where a tenant's users may have backups made. No backups of others may be there. What is at a target that is left out stays there, and counts no more.
+#[utoipa::path(put, path = "/tenants/{tenant}/backup-targets", tag = "tenants",
+    params(("tenant" = String, Path)), request_body = TenantBackupTargets,
+    responses((status = 200, body = Tenant)))]
+pub async fn set_backup_targets(
+    State(cluster): Shared,
+    Name(tenant): Name<TenantName>,
+    Json(ask): Json<TenantBackupTargets>,
+) -> Reply<Tenant> {
+    let change = async move {
+        accounts::backups::set_targets(&cluster, &tenant, ask.targets).await?;
+        accounts::tenant(&cluster, &tenant).await
+    };
+    json(to_its_end(change).await?)
+}
+
+/// A tenant's key, with which its backups are encrypted where that is asked for. Keep a copy where the loss of the cluster does not reach: nobody reads them without it.
+#[utoipa::path(get, path = "/tenants/{tenant}/backup-key", tag = "tenants",
+    params(("tenant" = String, Path)), responses((status = 200, body = TenantBackupKey)))]
+pub async fn backup_key(
+    State(cluster): Shared,
+    caller: Caller,
+    Name(tenant): Name<TenantName>,
+) -> Reply<TenantBackupKey> {
+    caller.check_tenant(&tenant)?;
+    let key = accounts::backups::key(&cluster, &tenant)?;
+    json(TenantBackupKey { tenant, key })
+}
+
+/// Gives a tenant its key: a new one, or one that backups of another cluster were encrypted with. It is never changed.
+#[utoipa::path(put, path = "/tenants/{tenant}/backup-key", tag = "tenants",
+    params(("tenant" = String, Path)), request_body = SetBackupKey,
+    responses((status = 200, body = TenantBackupKey)))]
+pub async fn set_backup_key(
+    State(cluster): Shared,
+    caller: Caller,
+    Name(tenant): Name<TenantName>,
+    Json(ask): Json<SetBackupKey>,
+) -> Reply<TenantBackupKey> {
+    caller.check_tenant(&tenant)?;
+    let change = async move {
+        let key = accounts::backups::set_key(&cluster, &tenant, ask.key).await?;
+        Ok(TenantBackupKey { tenant, key })
     };
     json(to_its_end(change).await?)
 }

@@ -5,6 +5,8 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use perigee_http::Clock;
 use perigee_http::certificate::fingerprint;
+use perigee_model::backup::BackupTarget;
+use perigee_model::backup_key::BackupKey;
 use perigee_model::secret::TOKEN_PREFIX;
 use perigee_model::tenant::{DEFAULT_TENANT, Quota, Running, SEPARATOR, User};
 use perigee_model::units::format_duration;
@@ -29,6 +31,19 @@ pub struct TenantRecord {
     pub quota: Quota,
     /// Unix time. What is older is an earlier tenant's of this name.
     pub created_ms: u64,
+    /// Where its users may have backups made.
+    #[serde(default)]
+    pub backup_targets: Vec<BackupTarget>,
+    /// The key of its backups that are encrypted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup_key: Option<BackupKey>,
+}
+
+impl TenantRecord {
+    /// A tenant that was made just now, or at this time; it may have no backups.
+    pub fn new(name: TenantName, quota: Quota, created_ms: u64) -> Self {
+        Self { name, quota, created_ms, backup_targets: Vec::new(), backup_key: None }
+    }
 }
 
 /// The accounts in memory. The store has each change before they do.
@@ -70,7 +85,7 @@ impl Accounts {
     pub async fn load(records: &Records) -> Result<Self, Problem> {
         let mut inner = Inner::default();
         let (name, quota) = (TenantName::default(), Quota::default());
-        inner.tenants.insert(name.clone(), TenantRecord { name, quota, created_ms: 0 });
+        inner.tenants.insert(name.clone(), TenantRecord::new(name, quota, 0));
         for tenant in records.list::<TenantRecord>(TENANT_RECORDS).await? {
             inner.tenants.insert(tenant.name.clone(), tenant);
         }
@@ -199,6 +214,14 @@ impl Accounts {
     pub fn created_ms(&self, tenant: &TenantName) -> Result<u64, Problem> {
         let found = self.read().tenants.get(tenant).map(|tenant| tenant.created_ms);
         found.ok_or_else(|| unknown_tenant(tenant))
+    }
+
+    /// A tenant.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such tenant.
+    pub fn tenant(&self, tenant: &TenantName) -> Result<TenantRecord, Problem> {
+        self.read().tenants.get(tenant).cloned().ok_or_else(|| unknown_tenant(tenant))
     }
 
     /// What a tenant may use.

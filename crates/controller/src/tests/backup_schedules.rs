@@ -22,6 +22,7 @@ fn ask(keep: &str) -> NewBackupSchedule {
         to: BackupTarget { address: TO.to_owned(), endpoint: None },
         every_s: 3600,
         keep: keep.parse::<Keep>().expect("rules").0,
+        encrypted: false,
     }
 }
 
@@ -80,7 +81,7 @@ impl Lab {
 async fn a_schedule_keeps_what_it_is_told_and_a_target_that_fails_loses_nothing() {
     let lab = Lab::up().await;
     lab.cloud.inside().backups.taken_ms = Some(DAY_MS);
-    schedules::set(&lab.cluster, ask("2d")).await.expect("a schedule");
+    schedules::set(&lab.cluster, ask("2d"), None).await.expect("a schedule");
     wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
     let first = lab.has().await;
     let day = |number: u64, hour: u64| (20_000 + number) * DAY_MS + hour * DAY_MS / 24;
@@ -115,7 +116,7 @@ async fn backups_of_a_clock_that_was_days_ahead_take_the_place_of_no_others() {
     let lab = Lab::up().await;
     let (old, ahead) = (20_000 * DAY_MS, now_ms() + 40 * DAY_MS);
     lab.cloud.inside().backups.taken_ms = Some(old);
-    schedules::set(&lab.cluster, ask("2d")).await.expect("a schedule");
+    schedules::set(&lab.cluster, ask("2d"), None).await.expect("a schedule");
     wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
     for taken_ms in [ahead, ahead + DAY_MS, ahead + 2 * DAY_MS, old + DAY_MS, old + 2 * DAY_MS] {
         lab.backs_up_at(taken_ms).await;
@@ -128,7 +129,7 @@ async fn backups_of_a_clock_that_was_days_ahead_take_the_place_of_no_others() {
 async fn a_schedule_whose_clock_was_ahead_begins_its_next_backup_at_once() {
     let lab = Lab::up().await;
     let all = NewBackupSchedule { keep: Vec::new(), ..ask("2d") };
-    schedules::set(&lab.cluster, all).await.expect("a schedule");
+    schedules::set(&lab.cluster, all, None).await.expect("a schedule");
     wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
     lab.is_due(now_ms() + 40 * DAY_MS).await;
     wait_for("the second backup", async || {
@@ -143,7 +144,7 @@ async fn a_schedule_begins_no_second_backup_and_one_for_all_that_it_missed() {
     let mut lab = Lab::up().await;
     lab.cloud.inside().backups.hangs = true;
     let all = NewBackupSchedule { keep: Vec::new(), ..ask("2d") };
-    schedules::set(&lab.cluster, all).await.expect("a schedule");
+    schedules::set(&lab.cluster, all, None).await.expect("a schedule");
     wait_for("the first backup", async || lab.schedule().await.under_way.map(drop)).await;
     lab.is_due(1).await;
     let asked = lab.cloud.inside().backups.asked;
@@ -176,7 +177,7 @@ async fn a_controller_that_is_killed_before_it_notes_a_backup_begins_no_second_o
     let mut lab = Lab::up().await;
     lab.cloud.inside().backups.hangs = true;
     let cut = lab.cluster.records.counts.cut_at("backup_schedules/", 2);
-    schedules::set(&lab.cluster, ask("2d")).await.expect("a schedule");
+    schedules::set(&lab.cluster, ask("2d"), None).await.expect("a schedule");
     wait_for("the kill", async || cut.is_reached().then_some(())).await;
     lab.restart_controller().await;
     wait_for("the backup", async || lab.schedule().await.under_way.map(drop)).await;
@@ -186,7 +187,7 @@ async fn a_controller_that_is_killed_before_it_notes_a_backup_begins_no_second_o
 #[tokio::test]
 async fn the_schedule_of_a_deleted_volume_ends_and_its_backups_stay() {
     let lab = Lab::up().await;
-    schedules::set(&lab.cluster, ask("1d")).await.expect("a schedule");
+    schedules::set(&lab.cluster, ask("1d"), None).await.expect("a schedule");
     wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
     volumes::delete(&lab.cluster, &data_volume()).await.expect("deleted");
     let ended = lab.schedule().await;
@@ -201,17 +202,17 @@ async fn the_schedule_of_a_deleted_volume_ends_and_its_backups_stay() {
 #[tokio::test]
 async fn the_same_volume_and_target_changes_the_schedule_and_another_target_makes_one() {
     let lab = Lab::up().await;
-    let first = schedules::set(&lab.cluster, ask("1d")).await.expect("a schedule");
+    let first = schedules::set(&lab.cluster, ask("1d"), None).await.expect("a schedule");
     let again = NewBackupSchedule { every_s: 60, ..ask("4w") };
-    let changed = schedules::set(&lab.cluster, again).await.expect("changed");
+    let changed = schedules::set(&lab.cluster, again, None).await.expect("changed");
     assert_eq!((&changed.name, changed.made_ms, changed.every_s), (&first.name, first.made_ms, 60));
     let elsewhere = BackupTarget { address: "s3://bucket".to_owned(), endpoint: None };
     let other = NewBackupSchedule { to: elsewhere, ..ask("1d") };
-    let other = schedules::set(&lab.cluster, other).await.expect("a schedule");
+    let other = schedules::set(&lab.cluster, other, None).await.expect("a schedule");
     assert_eq!(other.name, ScheduleName::new("tpch-2").expect("a name"));
     let none = VolumeName::new("none").expect("a name");
     let none = NewBackupSchedule { volume: Some(none), ..ask("1d") };
-    let none = schedules::set(&lab.cluster, none).await.expect_err("there is no such volume");
+    let none = schedules::set(&lab.cluster, none, None).await.expect_err("there is no such volume");
     assert_eq!(none.kind, ProblemKind::NotFound);
 }
 
@@ -224,10 +225,32 @@ impl Lab {
 }
 
 #[tokio::test]
+/// Any host reaches an S3 store.
+#[tokio::test]
+async fn a_backup_in_an_s3_store_is_deleted_by_another_host_if_its_own_is_away() {
+    let lab = Lab::up().await;
+    lab.home.inside().pool_free_bytes = Some(1 << 40);
+    let to = BackupTarget { address: "s3://bucket".to_owned(), endpoint: None };
+    let new =
+        NewBackup { volume: Some(data_volume()), vm: None, to, whole: false, encrypted: false };
+    let begun = backups::create(&lab.cluster, new, None).await.expect("a backup");
+    let done = lab.ended(&begun).await;
+    assert_eq!((done.state, done.host.as_ref()), (BackupState::Completed, Some(&lab.cloud.id)));
+    lab.cloud.inside().down = true;
+    wait_for("the host to be away", async || {
+        volumes::reachable(&lab.cluster, &lab.cloud.id).is_err().then_some(())
+    })
+    .await;
+    backups::delete(&lab.cluster, &done.name, false).await.expect("it is deleted");
+    wait_for("it to be gone", async || lab.backups().await.is_empty().then_some(())).await;
+    assert_eq!(lab.home.inside().restores.deleted, [done.name]);
+}
+
+#[tokio::test]
 async fn the_schedule_of_a_vm_backs_up_that_vm_and_no_later_one_of_its_name() {
     let lab = with_a_vm().await;
     let of_vm = NewBackupSchedule { volume: None, vm: Some(web()), ..ask("1d") };
-    let made = schedules::set(&lab.cluster, of_vm).await.expect("a schedule");
+    let made = schedules::set(&lab.cluster, of_vm, None).await.expect("a schedule");
     assert_eq!(made.name.as_str(), "web");
     wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
     assert_eq!(lab.backups().await.len(), 3, "the root disk, the volume and the variables");

@@ -34,7 +34,7 @@ async fn with(hardware: Hardware) -> Lab {
 
 fn of_web() -> NewBackup {
     let to = BackupTarget { address: TO.to_owned(), endpoint: None };
-    NewBackup { volume: None, vm: Some(web()), to, whole: false }
+    NewBackup { volume: None, vm: Some(web()), to, whole: false, encrypted: false }
 }
 
 fn web2() -> VmId {
@@ -55,7 +55,7 @@ impl Lab {
     }
 
     async fn backed_up(&self) -> Backup {
-        let begun = backups::create(&self.cluster, of_web()).await.expect("a backup");
+        let begun = backups::create(&self.cluster, of_web(), None).await.expect("a backup");
         let done = self.ended(&begun).await;
         assert_eq!(done.state, BackupState::Completed, "{done:?}");
         done
@@ -63,7 +63,7 @@ impl Lab {
 
     async fn restored(&self, backup: &BackupName) -> Result<Vm, Problem> {
         let ask = RestoreVmBackup { vm: web2(), host: None, from: None, whole: false };
-        from_backup::restore(&self.cluster, backup, ask, "ann".to_owned()).await
+        from_backup::restore(&self.cluster, backup, ask, "ann".to_owned(), None).await
     }
 
     /// What a volume of either host begins with.
@@ -212,7 +212,7 @@ async fn what_a_restore_of_a_vm_can_refuse_is_refused_before_anything_is_made() 
     let refused = async |vm: &str| {
         let vm = VmId::new(vm).expect("a name");
         let ask = RestoreVmBackup { vm, host: None, from: None, whole: false };
-        let made = from_backup::restore(&lab.cluster, &done.name, ask, "ann".to_owned()).await;
+        let made = from_backup::restore(&lab.cluster, &done.name, ask, "ann".to_owned(), None).await;
         made.expect_err("it is refused").kind
     };
     assert_eq!(refused("web-0001").await, ProblemKind::Invalid, "it could be a job's");
@@ -299,7 +299,7 @@ async fn a_vm_that_is_deleted_while_its_disks_are_made_leaves_none_of_its_own() 
     lab.both(|inside| inside.restores.hangs = true);
     let deleted = async {
         wait_for("its record", async || lab.cluster.index.of_vm(&web2()).map(drop)).await;
-        let refused = backups::create(&lab.cluster, NewBackup { vm: Some(web2()), ..of_web() });
+        let refused = backups::create(&lab.cluster, NewBackup { vm: Some(web2()), ..of_web() }, None);
         assert_eq!(refused.await.expect_err("it has none").kind, ProblemKind::Unavailable);
         vms::persistent::delete(&lab.cluster, &web2(), true).await.expect("deleted");
     };
@@ -313,8 +313,8 @@ async fn a_vm_that_is_deleted_while_its_disks_are_made_leaves_none_of_its_own() 
 async fn a_second_backup_of_a_vm_to_the_same_target_is_refused_while_the_first_is_shipped() {
     let lab = with_a_vm().await;
     lab.both(|inside| inside.backups.hangs = true);
-    let first = backups::create(&lab.cluster, of_web()).await.expect("a backup");
-    let second = backups::create(&lab.cluster, of_web()).await.expect_err("it would take its pins");
+    let first = backups::create(&lab.cluster, of_web(), None).await.expect("a backup");
+    let second = backups::create(&lab.cluster, of_web(), None).await.expect_err("it would take its pins");
     assert_eq!(second.kind, ProblemKind::Conflict);
     assert!(second.why.contains("is being shipped to the same target"), "{second}");
     lab.both(|inside| inside.backups.hangs = false);
@@ -333,7 +333,7 @@ async fn a_backup_waits_for_the_host_of_a_vm_s_disks() {
     })
     .await;
     lab.both(|inside| inside.down = true);
-    let begun = backups::create(&lab.cluster, of_web()).await.expect("a backup");
+    let begun = backups::create(&lab.cluster, of_web(), None).await.expect("a backup");
     wait_for("the reason", async || {
         let known = backups::get(&lab.cluster, &begun.name).await.expect("the backup");
         assert_eq!(known.state, BackupState::Shipping, "{known:?}");

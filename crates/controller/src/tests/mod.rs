@@ -46,6 +46,7 @@ mod rules;
 mod staging;
 mod sure;
 mod tasks;
+mod tenant_backups;
 mod tenant_walk;
 mod tenants;
 mod term;

@@ -8,8 +8,9 @@ use std::collections::BTreeSet;
 use std::slice;
 
 use perigee_http::{Client, Method};
+use perigee_model::backup::Backup;
 use perigee_model::job::{Access, ClusterImage, ClusterVolume, Job, JobSpec, JobVolume};
-use perigee_model::tenant::{AccessToken, SshKey, User};
+use perigee_model::tenant::{AccessToken, SshKey, Tenant, User};
 use perigee_model::{Problem, ProblemKind};
 use serde_json::{Value, json};
 
@@ -29,6 +30,8 @@ fn names(secret: &str, never: &str) -> Names {
 
 /// What the first tenant has.
 struct Secrets {
+    /// The short name.
+    backup: String,
     token: Names,
     inputs: Names,
 }
@@ -37,6 +40,21 @@ const VOLUME: [&str; 2] = ["topsecret1", "neverthere1"];
 const IMAGE: [&str; 2] = ["topsecret2", "neverthere2"];
 const NETWORK: [&str; 2] = ["topsecret7", "neverthere7"];
 const JOB: [&str; 2] = ["topsecret3-0001", "neverthere3-0001"];
+
+/// Where `acme` may have backups.
+const BACKUPS: &str = "/srv/acme";
+
+/// `acme` has a backup of its volume, and a schedule of others. Returns the short name of the backup.
+async fn back_up(tenants: &Tenants) -> String {
+    let targets = json!({"targets": [{"address": BACKUPS}]});
+    let path = "/v1/tenants/acme/backup-targets";
+    let _: Tenant = tenants.admin.put(path, &targets).await.expect("a target");
+    let mut ask = json!({"volume": VOLUME[0], "to": {"address": BACKUPS}});
+    let backup: Backup = tenants.ann.post("/v1/backups", &ask).await.expect("a backup");
+    ask["every_s"] = json!(3600);
+    let _: Value = tenants.ann.post("/v1/backup-schedules", &ask).await.expect("a schedule");
+    backup.name.as_str().trim_start_matches("acme~").to_owned()
+}
 
 /// `acme` has one of everything.
 async fn fill(tenants: &Tenants) -> Secrets {
@@ -70,6 +88,7 @@ async fn fill(tenants: &Tenants) -> Secrets {
     let tokens: Vec<AccessToken> =
         ann.get("/v1/tenants/acme/users/ann/tokens").await.expect("tokens");
     Secrets {
+        backup: back_up(tenants).await,
         token: names(&tokens[0].id, "0123456789abcdef"),
         inputs: names(&list, &"0".repeat(64)),
     }
@@ -81,7 +100,11 @@ fn values(parameter: &str, secrets: &Secrets) -> Vec<Names> {
         vec![names(&format!("acme~{secret}"), &format!("acme~{never}")), names(secret, never)]
     };
     match parameter {
-        "volume" | "backup" | "schedule" => both(VOLUME),
+        "volume" | "schedule" => both(VOLUME),
+        "backup" => {
+            let never = format!("{}-20000101-000000", VOLUME[1]);
+            both([secrets.backup.as_str(), never.as_str()])
+        }
         "image" => both(IMAGE),
         "network" => both(NETWORK),
         "job" | "vm" => both(JOB),
@@ -124,6 +147,23 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
             ("image", json!({"name": "own", "source": {"image": "NAME"}})),
         ],
         "POST /v1/jobs" | "POST /v1/jobs/plan" => jobs(),
+        "POST /v1/backups" => vec![
+            ("volume", json!({"volume": "NAME", "to": {"address": BACKUPS}})),
+            ("vm", json!({"vm": "NAME", "to": {"address": BACKUPS}})),
+        ],
+        "POST /v1/backup-schedules" => {
+            let to = json!({"address": BACKUPS});
+            vec![("volume", json!({"volume": "NAME", "to": to, "every_s": 3600}))]
+        }
+        "POST /v1/backups/{backup}/verify" => {
+            vec![("", json!({})), ("", json!({"at": {"address": BACKUPS}, "host": "cloud1"}))]
+        }
+        "POST /v1/backups/{backup}/restore" => {
+            let from = json!({"address": BACKUPS});
+            vec![("", json!({"volume": "own"})), ("", json!({"volume": "own", "from": from}))]
+        }
+        "POST /v1/backups/{backup}/restore-vm" => plain(json!({"vm": "own"})),
+        "POST /v1/look-for-backups" => plain(json!({"at": {"address": BACKUPS}})),
         "POST /v1/networks" => {
             vec![("full network", json!({"name": "NAME", "subnet": "10.7.0.0/24"}))]
         }
@@ -174,12 +214,6 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         }
         // Only admins and hosts get as far as the body.
         "PUT /v1/hosts/{host}"
-        | "POST /v1/backups"
-        | "POST /v1/backups/{backup}/verify"
-        | "POST /v1/backups/{backup}/restore"
-        | "POST /v1/backups/{backup}/restore-vm"
-        | "POST /v1/look-for-backups"
-        | "POST /v1/backup-schedules"
         | "POST /v1/upgrade/finish"
         | "PUT /v1/hosts/{host}/site"
         | "POST /v1/hosts/{host}/token"
@@ -199,6 +233,8 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         | "PUT /v1/sites/{site}/balance"
         | "PUT /v1/sites/{site}/place"
         | "PUT /v1/tenants/{tenant}/quota"
+        | "PUT /v1/tenants/{tenant}/backup-targets"
+        | "PUT /v1/tenants/{tenant}/backup-key"
         | "PUT /v1/tenants/{tenant}/users/{user}" => plain(json!({})),
         // No JSON.
         "POST /v1/uploads" => plain(Value::Null),

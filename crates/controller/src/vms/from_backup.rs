@@ -8,8 +8,9 @@ use perigee_model::backup::{BackupTarget, FoundBackup, RestoreVmBackup, VmBackup
 use perigee_model::from_backup::{DiskFromBackup, FromBackup};
 use perigee_model::job::{Start, Vm};
 use perigee_model::persistent_vm::{NewVm, NewVmVolume};
+use perigee_model::vm::NetworkKind;
 use perigee_model::{
-    BackupName, DiskRole, HostId, JobId, LayerId, LeaveSite, Problem, ProblemKind, VmId, VolumeName,
+    BackupName, DiskRole, HostId, JobId, LayerId, LeaveSite, Problem, ProblemKind, TenantName, VmId, VolumeName,
 };
 use perigee_planner::Traits;
 use uuid::Uuid;
@@ -26,7 +27,7 @@ use crate::vms;
 /// The disks of a restore that has failed are deleted. Who asked waits for that no longer than this.
 const UNDO_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Makes the VM, which does not run.
+/// Makes the VM, which does not run. A user of a tenant gets one that has only things of the tenant.
 ///
 /// # Errors
 /// `Invalid` if the backup is not of a VM; `Conflict` if the name of the VM or of a disk is taken; as [`backups::restore`] and [`persistent::create`]. Then nothing of it
@@ -36,6 +37,7 @@ pub async fn restore(
     backup: &BackupName,
     ask: RestoreVmBackup,
     owner: String,
+    tenant: Option<TenantName>,
 ) -> Result<Vm, Problem> {
     let what = format!("can't restore backup {backup} as VM {}", ask.vm);
     let place = (ask.from.clone(), ask.host.clone());
@@ -46,6 +48,9 @@ pub async fn restore(
         return Err(Problem::invalid(what, why)
             .next("make a volume of it: perigee backup restore NAME --as VOLUME --disk"));
     };
+    if let Some(tenant) = tenant {
+        check_of_tenant(&what, &of_vm.vm, &tenant)?;
+    }
     if cluster.index.of_vm(&ask.vm).is_some() {
         return Err(Problem::conflict(what, "there is a VM with this name").next("choose another"));
     }
@@ -74,6 +79,20 @@ pub async fn restore(
     cluster.drive_job(&id);
     until_made(cluster, &id, changes).await?;
     vms::get(cluster, &ask.vm).await
+}
+
+/// Refuses what a user of this tenant may not have: an admin may have given it to the VM, or whoever can write to the target.
+fn check_of_tenant(what: &str, vm: &NewVm, tenant: &TenantName) -> Result<(), Problem> {
+    let mut volumes = vm.volumes.iter().map(|volume| volume.volume.as_str());
+    let why = match &vm.network {
+        NetworkKind::Bridge(_) => "it is in a bridge of the operator",
+        NetworkKind::Cluster(network) if !tenant.owns(network.as_str()) => {
+            "it is in a network of others"
+        }
+        _ if volumes.any(|volume| !tenant.owns(volume)) => "it has a volume of others",
+        _ => return Ok(()),
+    };
+    Err(Problem::forbidden(what, why).next("ask an admin to restore it"))
 }
 
 /// The disks of a VM that is to be made.

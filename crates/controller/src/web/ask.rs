@@ -117,7 +117,7 @@ impl<'a> Ask<'a> {
             self.part("/v1/jobs", api::jobs::list_open(self.state(), caller())),
             self.part("/v1/volumes", api::catalog::volumes(self.state(), caller())),
             self.part("/v1/tasks", api::tasks::list(self.state())),
-            self.part("/v1/backup-schedules", api::backups::list_schedules(self.state())),
+            self.part("/v1/backup-schedules", api::backups::list_schedules(self.state(), caller())),
             self.part("/v1/rentals", api::rentals::list(self.state())),
             self.part("/v1/audit", api::tenants::last_changes(self.state(), caller())),
         );

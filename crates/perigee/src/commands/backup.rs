@@ -1,6 +1,7 @@
 //! `perigee backup`
 
 use std::collections::BTreeSet;
+use std::io::Read as _;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -9,10 +10,12 @@ use perigee_model::backup::{
     Backup, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups, NewBackup,
     RestoreBackup, RestoreVmBackup, Restoring, VerifiedBackup,
 };
+use perigee_model::backup_key::BackupKey;
 use perigee_model::backup_schedule::{BackupSchedule, Keep, NewBackupSchedule};
 use perigee_model::job::{ClusterVolume, Vm};
+use perigee_model::tenant::{Me, SetBackupKey, TenantBackupKey};
 use perigee_model::units::{format_duration, parse_duration};
-use perigee_model::{BackupName, HostId, Problem, ScheduleName, VmId, VolumeName};
+use perigee_model::{BackupName, HostId, Problem, ScheduleName, TenantName, VmId, VolumeName};
 
 use crate::commands::asking;
 use crate::context::Context;
@@ -20,6 +23,8 @@ use crate::output::{self, Column, Format};
 use crate::servers::{controller_client, controller_client_within};
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// What stands in a key file is shorter.
+const KEY_BYTES_MAX: u64 = 4096;
 /// A restore ends when all bytes have come, and the check of a backup when all were read.
 const READ_MAX: Duration = Duration::from_secs(24 * 3600);
 
@@ -66,6 +71,9 @@ pub enum Verb {
         /// Ship also what the target has, for example because it was damaged there
         #[arg(long)]
         whole: bool,
+        /// Encrypt it at the target with the tenant's key (perigee backup key). All backups at a target are encrypted, or none is
+        #[arg(long)]
+        encrypt: bool,
         /// Back up now, and then again after each such time. The same volume or VM with the same target again changes the schedule
         #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "whole")]
         every: Option<u64>,
@@ -115,6 +123,14 @@ pub enum Verb {
         #[command(flatten)]
         place: Place,
     },
+    /// The key with which a tenant's backups are encrypted. Keep a copy where the loss of the cluster does not reach: nobody reads them without it
+    Key {
+        /// The tenant [default: one's own]
+        #[arg(long, global = true)]
+        tenant: Option<TenantName>,
+        #[command(subcommand)]
+        verb: KeyVerb,
+    },
     /// Delete a backup, with what no other one at its target needs
     #[command(visible_alias = "rm")]
     Delete {
@@ -124,6 +140,42 @@ pub enum Verb {
         #[arg(long)]
         forget: bool,
     },
+}
+
+/// `perigee backup key VERB`.
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub enum KeyVerb {
+    /// Make the key, and print it
+    Make,
+    /// Print the key
+    Show,
+    /// Take a key from standard input, with which backups of another cluster were encrypted
+    Import,
+}
+
+/// Prints the key as one line, and nothing else: it becomes a file.
+async fn key(client: &Client, tenant: Option<TenantName>, verb: KeyVerb) -> Result<(), Problem> {
+    let tenant = match tenant {
+        Some(tenant) => tenant,
+        None => client.get::<Me>("/v1/me").await?.tenant,
+    };
+    let path = format!("/v1/tenants/{tenant}/backup-key");
+    let set = async |key| client.put::<TenantBackupKey>(&path, &SetBackupKey { key }).await;
+    let found = match verb {
+        KeyVerb::Show => client.get::<TenantBackupKey>(&path).await?,
+        KeyVerb::Make => set(None).await?,
+        KeyVerb::Import => {
+            let what = "can't import a key for backups";
+            let line = std::io::read_to_string(std::io::stdin().take(KEY_BYTES_MAX))
+                .map_err(|error| Problem::invalid(what, error))?;
+            let key: BackupKey = line.parse().map_err(|error| Problem::invalid(what, error))?;
+            set(Some(key)).await?;
+            output::note(&format!("tenant {tenant} has this key now"));
+            return Ok(());
+        }
+    };
+    output::text(&found.key.to_line());
+    Ok(())
 }
 
 const BACKUP: &[Column<Backup>] = &[
@@ -212,9 +264,10 @@ pub fn summary(restoring: &Restoring) -> String {
 pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     match verb {
-        Verb::Create { volume, vm, to, endpoint, every: Some(every_s), keep, .. } => {
+        Verb::Key { tenant, verb } => key(&client, tenant, verb).await,
+        Verb::Create { volume, vm, to, endpoint, encrypt, every: Some(every_s), keep, .. } => {
             let (to, keep) = (BackupTarget { address: to, endpoint }, keep.unwrap_or_default().0);
-            let ask = NewBackupSchedule { volume, vm, to, every_s, keep };
+            let ask = NewBackupSchedule { volume, vm, to, every_s, keep, encrypted: encrypt };
             let set: BackupSchedule = client.post("/v1/backup-schedules", &ask).await?;
             output::one(context.format, &set, SCHEDULE)
         }
@@ -225,9 +278,10 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
         Verb::Unschedule { schedule } => {
             client.delete(&format!("/v1/backup-schedules/{schedule}")).await
         }
-        Verb::Create { volume, vm, to, endpoint, whole, .. } => {
+        Verb::Create { volume, vm, to, endpoint, whole, encrypt: encrypted, .. } => {
             let to = BackupTarget { address: to, endpoint };
-            create(&client, &NewBackup { volume, vm, to, whole }, context.format).await
+            let ask = NewBackup { volume, vm, to, whole, encrypted };
+            create(&client, &ask, context.format).await
         }
         Verb::List { place } => list(&client, place, context.format).await,
         Verb::Info { backup } => {

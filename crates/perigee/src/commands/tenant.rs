@@ -1,9 +1,10 @@
 //! `perigee tenant`, `perigee audit`
 
 use clap::{Args, Subcommand};
+use perigee_model::backup::BackupTarget;
 use perigee_model::budget::Spending;
 use perigee_model::money::Money;
-use perigee_model::tenant::{AuditEntry, NewTenant, Quota, Tenant};
+use perigee_model::tenant::{AuditEntry, NewTenant, Quota, Tenant, TenantBackupTargets};
 use perigee_model::units::{format_bytes, parse_duration};
 use perigee_model::{Problem, TenantName};
 
@@ -38,7 +39,18 @@ pub enum Verb {
         #[command(flatten)]
         quota: QuotaFlags,
     },
-    /// Delete a tenant that has no volumes, images, networks, files, jobs and VMs any more, with its users
+    /// Say where a tenant's users may have backups made; without --to nowhere. No backups of others may be there
+    Backups {
+        /// The tenant's name
+        name: TenantName,
+        /// A directory of the hosts, or an S3 store; for several, again
+        #[arg(long = "to", value_name = "DIR|s3://BUCKET/PREFIX")]
+        targets: Vec<String>,
+        /// The address of the S3 stores, if they are not AWS's
+        #[arg(long, value_name = "URL", requires = "targets")]
+        endpoint: Option<String>,
+    },
+    /// Delete a tenant that has no volumes, images, networks, files, backups, jobs and VMs any more, with its users
     #[command(visible_alias = "rm")]
     Delete {
         /// The tenant's name
@@ -67,6 +79,9 @@ pub struct QuotaFlags {
     /// The number of these files and their directories [default: 1000000]
     #[arg(long, value_name = "N")]
     file_count: Option<u64>,
+    /// What its backups hold at their targets together
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    backups: Option<u64>,
     /// What its jobs may cost in a month (UTC), with what is reserved for those that have not ended, such as `$20`
     #[arg(long, value_name = "MONEY")]
     budget_month: Option<Money>,
@@ -81,6 +96,7 @@ impl From<QuotaFlags> for Quota {
             volume_bytes: flags.volumes,
             file_bytes: flags.files,
             files: flags.file_count,
+            backup_bytes: flags.backups,
             budget_month: flags.budget_month,
         }
     }
@@ -119,6 +135,11 @@ const TENANT: &[Column<Tenant>] = &[
     ("volumes", |t| bytes_of(t.volume_bytes, t.quota.volume_bytes)),
     ("files", |t| bytes_of(t.file_bytes, t.quota.file_bytes)),
     ("file count", |t| of(t.files, t.quota.files)),
+    ("backups", |t| bytes_of(t.backup_bytes, t.quota.backup_bytes)),
+    ("backups to", |t| {
+        let targets = t.backup_targets.iter().map(|target| target.address.as_str());
+        targets.collect::<Vec<_>>().join(" ")
+    }),
     ("spent", |t| {
         let spent = of(t.spending.spent, t.quota.budget_month);
         if pays(t) { format!("{spent} this month") } else { String::new() }
@@ -154,6 +175,16 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
         Verb::Quota { name, quota } => {
             let path = format!("/v1/tenants/{name}/quota");
             let changed: Tenant = client.put(&path, &Quota::from(quota)).await?;
+            output::one(context.format, &changed, TENANT)
+        }
+        Verb::Backups { name, targets, endpoint } => {
+            let target = |address: String| {
+                let endpoint = endpoint.clone().filter(|_| address.starts_with("s3://"));
+                BackupTarget { address, endpoint }
+            };
+            let ask = TenantBackupTargets { targets: targets.into_iter().map(target).collect() };
+            let path = format!("/v1/tenants/{name}/backup-targets");
+            let changed: Tenant = client.put(&path, &ask).await?;
             output::one(context.format, &changed, TENANT)
         }
         Verb::Delete { name } => client.delete(&format!("/v1/tenants/{name}")).await,

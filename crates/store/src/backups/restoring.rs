@@ -105,6 +105,8 @@ impl Pool {
             missing_bytes: missing_bytes.max(BLOCK_BYTES),
             problem: problem.unwrap_or_else(|| "its files can't be opened".to_owned()),
             is_damaged: copy.is_some_and(|copy| copy.is_source_damaged()),
+            // The volume server says that.
+            lacks_key: false,
         })
     }
 }

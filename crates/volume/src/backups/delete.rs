@@ -12,13 +12,12 @@ use super::restore::Reading;
 use super::stopped;
 use super::target::Target;
 
-/// Deletes the backup. One that was cut off is done again from the beginning.
+/// Deletes the backup. One that was cut off is done again from the beginning. Returns how many bytes the target holds then, if these are to be counted.
 ///
 /// # Errors
 /// `Unavailable` if the target fails, or the work was stopped; `Conflict` if another backup can't be read: then nobody knows which layers it needs, and all stay.
-pub async fn delete(ask: &DeleteBackup, work: &Arc<Work>) -> Result<(), Problem> {
-    let target = Target::new(&ask.at)?;
-    target.look().await?;
+pub async fn delete(ask: &DeleteBackup, work: &Arc<Work>) -> Result<Option<u64>, Problem> {
+    let target = Target::open(&ask.at, ask.key.as_ref()).await?;
     // It is none from now on. Its layers are nobody's, unless another one names them.
     target.delete(&manifest_key(&ask.backup)).await?;
     let needed = needed(&target, work).await?;
@@ -32,7 +31,7 @@ pub async fn delete(ask: &DeleteBackup, work: &Arc<Work>) -> Result<(), Problem>
         }
         target.delete_directory(&layer_prefix(layer)).await?;
     }
-    Ok(())
+    Ok(if ask.counts { Some(target.bytes().await?) } else { None })
 }
 
 /// The layers at the target that no backup needs: each before those on which it stands. So if a kill cuts this off, what the target has of a layer, it has of all

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | What is at a target? | `format.rs` |
 //! | How does it get there, whole or not at all? | `target.rs` |
+//! | How is it encrypted? | `sealing.rs` |
 //! | How does a volume come back, and how is damage found? | `restore.rs` |
 //! | Which piece has which block, known before the pieces are read? | `plan.rs` |
 //! | What does a read of a volume get whose bytes have not all arrived? | `source.rs` |
@@ -19,6 +20,7 @@ pub mod delete;
 pub mod format;
 mod plan;
 pub mod restore;
+mod sealing;
 pub mod source;
 pub mod target;
 
@@ -27,7 +29,10 @@ use std::io;
 use std::sync::Arc;
 
 use perigee_block::device::{Device, IoError};
-use perigee_model::backup::{SealForBackup, SealedForBackup, ShipBackup, ShippedBackup};
+use perigee_model::backup::{
+    BackupRoom, BackupTarget, SealForBackup, SealedForBackup, SendBackupKey, ShipBackup,
+    ShippedBackup,
+};
 use perigee_model::replica::SealedReplica;
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{LayerId, Problem, ProblemKind, VolumeName};
@@ -35,7 +40,7 @@ use perigee_store::{Pool, Work, io_problem};
 
 use format::{
     FORMAT, LayerIndex, Manifest, NamedLayer, Piece, PieceBuilder, Run, head_of, index_key,
-    layer_prefix, manifest_key, piece_name, push, sha256, with_checksum,
+    layer_prefix, manifest_key, push, sha256, with_checksum,
 };
 use restore::Reading;
 use target::Target;
@@ -56,13 +61,13 @@ pub async fn ship(
     ask: &ShipBackup,
     work: &Arc<Work>,
 ) -> Result<ShippedBackup, Problem> {
-    let target = Target::new(&ask.to)?;
-    target.begin(ask.is_known).await?;
+    let target = Target::begin(ask).await?;
     let what = format!("can't back up volume {volume} to {}", ask.to.address);
     let keeper = keeper(ask);
+    let room = Room::count(&target, ask.room.as_ref()).await?;
     if let Some(shipped) = complete(&target, ask, work).await? {
         pool.drop_filling(volume, &keeper).await?;
-        return Ok(shipped);
+        return Ok(ShippedBackup { held_bytes: room.map(|room| room.held_bytes), ..shipped });
     }
     let sealed = match &ask.sealed {
         None => pool.seal_backup(volume, &keeper, ask.to.is_s3()).await?,
@@ -75,7 +80,7 @@ pub async fn ship(
     // Of its head too, which is not shipped while nothing is written to it.
     let is_confined = pool.volume_info(volume).await?.leave_site.is_never();
     let mut shipping =
-        Shipping { what, pool, target: &target, whole: ask.whole, work, shipped_bytes: 0 };
+        Shipping { what, pool, target: &target, whole: ask.whole, work, room, shipped_bytes: 0 };
     let chain: Vec<LayerId> = sealed.chain.iter().map(|layer| layer.layer).collect();
     let there = shipping.first_that_is_there(&chain).await?;
     for at in (0..there).rev() {
@@ -100,7 +105,42 @@ pub async fn ship(
         size_bytes: manifest.size_bytes,
         data_bytes: manifest.data_bytes(),
         shipped_bytes: shipping.shipped_bytes,
+        held_bytes: shipping.room.map(|room| room.held_bytes),
     })
+}
+
+/// What a tenant's backups may hold, and what they hold at this target.
+struct Room<'a> {
+    of: &'a BackupRoom,
+    held_bytes: u64,
+}
+
+impl<'a> Room<'a> {
+    /// Counts what the target has, if that is limited or wanted.
+    async fn count(target: &Target, of: Option<&'a BackupRoom>) -> Result<Option<Self>, Problem> {
+        let Some(of) = of else { return Ok(None) };
+        Ok(Some(Self { of, held_bytes: target.bytes().await? }))
+    }
+
+    /// Takes room for an object, before it is put.
+    fn take(&mut self, what: &str, bytes: u64) -> Result<(), Problem> {
+        self.of.check(what, self.held_bytes, bytes)?;
+        self.held_bytes = self.held_bytes.saturating_add(bytes);
+        Ok(())
+    }
+}
+
+/// Whether a layer wants bytes of this target whose key was not sent since the start.
+pub fn lacks_key(at: &BackupTarget) -> bool {
+    sealing::is_lacking(at)
+}
+
+/// Takes the key of a target, for layers that get their bytes from there.
+///
+/// # Errors
+/// `Conflict` if it is the wrong one; when the target fails.
+pub async fn take_backup_key(ask: &SendBackupKey) -> Result<(), Problem> {
+    Target::open(&ask.at, Some(&ask.key)).await.map(drop)
 }
 
 /// For whom the home keeps the layers of a backup that is under way, and the topmost one of the last backup.
@@ -136,6 +176,7 @@ async fn complete(
             size_bytes: manifest.size_bytes,
             data_bytes: manifest.data_bytes(),
             shipped_bytes: 0,
+            held_bytes: None,
         })),
         // There is none, or it is damaged: then it is written anew.
         Err(problem) if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Conflict) => {
@@ -153,6 +194,8 @@ struct Shipping<'a> {
     /// What the target has is shipped again.
     whole: bool,
     work: &'a Arc<Work>,
+    /// Of a tenant's backup.
+    room: Option<Room<'a>>,
     shipped_bytes: u64,
 }
 
@@ -200,10 +243,7 @@ impl Shipping<'_> {
         // Only what is put there counts: a backup that is read again and again gets no further.
         self.work.expect(data_bytes);
         self.pool.check_before_backup(layer, self.work.uncounted()).await?;
-        let there = match self.whole {
-            true => BTreeSet::new(),
-            false => self.target.names(&layer_prefix(layer)).await?,
-        };
+        let there = self.target.names(&layer_prefix(layer)).await?;
         let mut pieces = Pieces { layer, there, done: Vec::new(), next: PieceBuilder::default() };
         for run in runs {
             if run.is_zero {
@@ -246,11 +286,16 @@ impl Shipping<'_> {
         });
         let (bytes, sum, head) =
             hashed.await.map_err(|error| Problem::internal(&self.what, error))?;
-        let name = piece_name(pieces.done.len(), &sum);
-        let length = bytes.len() as u64;
-        pieces.done.push(Piece { bytes: length, sha256: sum, head });
-        if pieces.there.contains(&name) {
+        let name = self.target.piece_name(pieces.done.len(), &sum);
+        let bytes_of_piece = bytes.len() as u64;
+        let length = self.target.stored_bytes(bytes_of_piece);
+        pieces.done.push(Piece { bytes: bytes_of_piece, sha256: sum, head });
+        let is_there = pieces.there.contains(&name);
+        if is_there && !self.whole {
             return Ok(());
+        }
+        if let Some(room) = self.room.as_mut().filter(|_| !is_there) {
+            room.take(&self.what, length)?;
         }
         self.target.put(&format!("{}/{name}", layer_prefix(pieces.layer)), bytes).await?;
         self.shipped_bytes += length;
@@ -263,7 +308,11 @@ impl Shipping<'_> {
         list: &(impl serde::Serialize + Sync),
     ) -> Result<(), Problem> {
         let bytes = with_checksum(list).map_err(|error| Problem::internal(&self.what, error))?;
-        self.shipped_bytes += bytes.len() as u64;
+        let length = self.target.stored_bytes(bytes.len() as u64);
+        self.shipped_bytes += length;
+        if let Some(room) = &mut self.room {
+            room.take(&self.what, length)?;
+        }
         self.target.put(key, bytes).await
     }
 

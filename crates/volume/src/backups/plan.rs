@@ -40,22 +40,21 @@ pub struct PlannedPiece {
 }
 
 impl Plan {
-    /// The plan of a backup; `None` if an older version has shipped a part of it, or it has too many runs.
+    /// The plan of a backup; `None` if it has too many runs. Pieces of an older version have no heads, and are read whole.
     ///
     /// # Errors
     /// `Conflict` if it is damaged; when the target fails.
     pub async fn read(reading: Reading<'_>, manifest: &Manifest) -> Result<Option<Self>, Problem> {
         let indexes = reading.indexes(manifest).await?;
-        let mut pieces = indexes.iter().flat_map(|index| &index.pieces);
-        if pieces.any(|piece| piece.head.is_none()) {
-            return Ok(None);
-        }
         let layer = indexes.first().map(|index| index.layer);
         let mut plan = Self { size_bytes: manifest.size_bytes, layer, ..Self::default() };
         // The lowest layer first: what stands on it hides what it has.
         for (at, index) in indexes.iter().enumerate().rev() {
             let heads = (0..index.pieces.len()).map(|number| head(reading, index, number));
-            let mut heads = stream::iter(heads).buffered(HEADS_AT_ONCE);
+            // Whole pieces are large.
+            let has_heads = index.pieces.iter().all(|piece| piece.head.is_some());
+            let at_once = if has_heads { HEADS_AT_ONCE } else { 1 };
+            let mut heads = stream::iter(heads).buffered(at_once);
             let (mut layer, mut count) = (Vec::new(), 0);
             while let Some(runs) = heads.next().await {
                 let runs = runs?;
@@ -154,9 +153,18 @@ async fn head(
     index: &LayerIndex,
     number: usize,
 ) -> Result<Option<Vec<Run>>, Problem> {
-    match reading.head(index, number).await {
+    let read = async || match index.pieces[number].head {
+        Some(_) => reading.head(index, number).await,
+        None => reading.piece(index, number).await.map(|(_, runs)| runs),
+    };
+    let mut runs = read().await;
+    if runs.is_err() {
+        // A head that can't be read is one piece's trouble, if the target is there. It may just have come back.
+        reading.target.look().await?;
+        runs = read().await;
+    }
+    match runs {
         Ok(runs) => Ok(Some(runs.into_iter().map(|(run, _)| run).collect())),
-        // A head that can't be read is one piece's trouble, if the target is there.
         Err(problem) => {
             reading.target.look().await?;
             tracing::error!(%problem, "the blocks of a piece can't be restored");

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::format::{
     FORMAT, HEAD_BYTES_MAX, LAYERS_MAX, LIST_BYTES_MAX, LayerIndex, MANIFESTS, Manifest,
     PIECE_BYTES_MAX, PlacedRuns, Run, checked, index_key, layer_prefix, manifest_key, parse_head,
-    parse_piece, piece_name, sha256,
+    parse_piece, sha256,
 };
 use super::stopped;
 use super::target::Target;
@@ -130,7 +130,7 @@ impl Reading<'_> {
     pub async fn missing_piece(&self, index: &LayerIndex) -> Result<Option<String>, Problem> {
         let there = self.target.names(&layer_prefix(index.layer)).await?;
         let named = index.pieces.iter().enumerate();
-        let mut named = named.map(|(number, piece)| piece_name(number, &piece.sha256));
+        let mut named = named.map(|(number, piece)| self.target.piece_name(number, &piece.sha256));
         Ok(named.find(|name| !there.contains(name)))
     }
 
@@ -145,7 +145,8 @@ impl Reading<'_> {
         else {
             return Err(damaged(&what, "its index has none"));
         };
-        let key = format!("{}/{}", layer_prefix(index.layer), piece_name(number, &piece.sha256));
+        let name = self.target.piece_name(number, &piece.sha256);
+        let key = format!("{}/{name}", layer_prefix(index.layer));
         let read = self.target.get_start(&key, head.bytes.min(HEAD_BYTES_MAX)).await?;
         let bytes = read.ok_or_else(|| damaged(&what, format!("{key} is missing")))?;
         if sha256(&bytes) != head.sha256 {
@@ -168,7 +169,8 @@ impl Reading<'_> {
         let Some(piece) = index.pieces.get(number) else {
             return Err(damaged(&what, "no such piece"));
         };
-        let key = format!("{}/{}", layer_prefix(index.layer), piece_name(number, &piece.sha256));
+        let name = self.target.piece_name(number, &piece.sha256);
+        let key = format!("{}/{name}", layer_prefix(index.layer));
         let read = self.target.get(&key, PIECE_BYTES_MAX).await?;
         let bytes = read.ok_or_else(|| damaged(&what, format!("{key} is missing")))?;
         self.work.step(bytes.len() as u64).map_err(|_| stopped(&what))?;
@@ -189,8 +191,7 @@ impl Reading<'_> {
 /// # Errors
 /// `Unavailable` if the target is away.
 pub async fn list(ask: &ListBackups) -> Result<Vec<FoundBackup>, Problem> {
-    let target = &Target::new(&ask.at)?;
-    target.look().await?;
+    let target = &Target::open(&ask.at, ask.key.as_ref()).await?;
     let (work, mut found) = (Arc::default(), Vec::new());
     let reading = Reading { target, work: &work };
     let mut names: Vec<BackupName> = Vec::new();
@@ -237,8 +238,8 @@ fn short(mut of_vm: Box<VmBackup>) -> Box<VmBackup> {
 /// # Errors
 /// `NotFound` if there is no such backup; `Unavailable` if the target fails, or the work was stopped.
 pub async fn verify(ask: &VerifyBackup, work: &Arc<Work>) -> Result<VerifiedBackup, Problem> {
-    let target = Target::new(&ask.at)?;
-    target.look().await?;
+    let target = Target::open(&ask.at, ask.key.as_ref()).await?;
+    target.check_encrypted(ask.encrypted)?;
     let reading = Reading { target: &target, work };
     let mut problems = Vec::new();
     // What can't be read is damage, if the rest of the target can be read; that the target is away is not.
@@ -284,9 +285,16 @@ pub async fn restore(
     work: &Arc<Work>,
 ) -> Result<VolumeInfo, Problem> {
     let Some(layer) = ask.at_once else { return restore_whole(pool, volume, ask, work).await };
-    let target = Target::new(&ask.from)?;
-    target.look().await?;
-    let manifest = Reading { target: &target, work }.manifest(&ask.backup).await?;
+    let target = Target::open(&ask.from, ask.key.as_ref()).await?;
+    target.check_encrypted(ask.encrypted)?;
+    let reading = Reading { target: &target, work };
+    let manifest = reading.manifest(&ask.backup).await?;
+    let indexes = reading.indexes(&manifest).await?;
+    // Of an older version: to read all of it twice would be no sooner.
+    if indexes.iter().flat_map(|index| &index.pieces).any(|piece| piece.head.is_none()) {
+        tracing::info!(%volume, "a backup does not say which of its pieces has which block, and is restored whole");
+        return restore_whole(pool, volume, ask, work).await;
+    }
     let new = new_volume(volume, ask, &manifest);
     match pool.restore_at_once(new, layer, &ask.from, &ask.backup).await {
         Err(problem) if problem.kind == ProblemKind::Unsupported => {
@@ -310,8 +318,8 @@ async fn restore_whole(
     ask: &RestoreVolume,
     work: &Arc<Work>,
 ) -> Result<VolumeInfo, Problem> {
-    let target = Target::new(&ask.from)?;
-    target.look().await?;
+    let target = Target::open(&ask.from, ask.key.as_ref()).await?;
+    target.check_encrypted(ask.encrypted)?;
     let reading = Reading { target: &target, work };
     let manifest = reading.manifest(&ask.backup).await?;
     let indexes = reading.indexes(&manifest).await?;

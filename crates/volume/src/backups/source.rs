@@ -5,8 +5,9 @@
 //!
 //! | the target | a read |
 //! |---|---|
-//! | is away, or refuses | waits as long as for another host that is away, and then fails |
+//! | is away, or refuses | waits as long as for another host that is away, and then fails; after a refusal with the credentials of now |
 //! | has lost or changed the piece | fails at once, and the piece is asked for again only after a while |
+//! | answers, and fails for this piece only | waits as if it was away; then the piece counts as damaged |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -105,8 +106,10 @@ struct BackupSource(Arc<Source>);
 
 struct Source {
     name: BackupName,
+    from: BackupTarget,
     address: String,
-    target: Target,
+    /// Made anew when it refuses: the credentials of an S3 store may be others by then.
+    target: Mutex<Target>,
     plan: Plan,
     patience: Duration,
     round_trip: Duration,
@@ -118,18 +121,18 @@ impl BackupSource {
         let what = format!("can't read backup {backup} in {}", from.address);
         // The checksums of a layer have a name of their own, which is that of no backup.
         let name = BackupName::new(backup).map_err(|error| Problem::not_found(&what, error))?;
-        let target = Target::new(from)?;
         let asked = Instant::now();
-        target.look().await?;
+        let target = Target::open_again(from).await?;
         let (round_trip, work) = (asked.elapsed(), Arc::default());
         let reading = Reading { target: &target, work: &work };
         let manifest = reading.manifest(&name).await?;
         let plan = Plan::read(reading, &manifest).await?.ok_or_else(|| {
-            let why = "it does not say which of its pieces has which block";
+            let why = "it has too many runs of blocks";
             Problem::unsupported(what, why).next("read all of it before the volume is made")
         })?;
-        let address = from.address.clone();
-        Ok(Self(Arc::new(Source { name, address, target, plan, patience, round_trip, work })))
+        let (from, address) = (from.clone(), from.address.clone());
+        let target = Mutex::new(target);
+        Ok(Self(Arc::new(Source { name, from, address, target, plan, patience, round_trip, work })))
     }
 
     /// A piece, from memory or from the target. What was begun goes on when its reader has gone: a slow target must not begin again and again.
@@ -170,8 +173,10 @@ impl Source {
             _ => {}
         }
         loop {
-            if !fetching.failed.is_empty() && begun.elapsed() >= self.patience {
-                return Err(self.give_up(&mut fetching).await);
+            // At the end of a wait the target may just have come back: the piece is asked for once more after an answer.
+            let is_last = !fetching.failed.is_empty() && begun.elapsed() >= self.patience;
+            if is_last && self.target().look().await.is_err() {
+                return Err(IoError::Unreachable(fetching.failed.clone()));
             }
             match self.fetch(index, number).await {
                 Ok(read) => {
@@ -184,21 +189,42 @@ impl Source {
                     let why = format!("{}: {}", problem.what, problem.why);
                     return Err(self.mark_damaged(&mut fetching, why));
                 }
-                Err(problem) => fetching.failed = format!("{}: {}", problem.what, problem.why),
+                Err(problem) => {
+                    fetching.failed = format!("{}: {}", problem.what, problem.why);
+                    if problem.kind == ProblemKind::Invalid {
+                        self.connect_again().await;
+                    }
+                }
+            }
+            if is_last {
+                return Err(self.give_up(&mut fetching).await);
             }
             tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    fn target(&self) -> Target {
+        lock(&self.target).clone()
+    }
+
+    /// The target refuses: it is asked with the credentials that this host has now.
+    async fn connect_again(&self) {
+        match Target::open_again(&self.from).await {
+            Ok(target) => *lock(&self.target) = target,
+            Err(problem) => tracing::warn!(%problem, "a target refuses"),
         }
     }
 
     async fn fetch(&self, index: &LayerIndex, number: usize) -> Result<ReadPiece, Problem> {
         let what = || format!("can't read backup {}", self.name);
         let _turn = FETCHES.acquire().await.map_err(|error| Problem::internal(what(), error))?;
-        let reading = Reading { target: &self.target, work: &self.work };
+        let target = self.target();
+        let reading = Reading { target: &target, work: &self.work };
         match reading.piece(index, number).await {
             Ok((bytes, runs)) => Ok(ReadPiece { bytes, runs }),
             // What is missing in a directory over which no disk is mounted is not damaged.
             Err(problem) if problem.kind == ProblemKind::Conflict => {
-                self.target.look().await?;
+                target.look().await?;
                 Err(problem)
             }
             Err(problem) => Err(problem),
@@ -208,7 +234,7 @@ impl Source {
     /// The piece has not come for long. If the target answers otherwise, the piece can't be read there.
     async fn give_up(&self, fetching: &mut Fetching) -> IoError {
         let why = fetching.failed.clone();
-        match self.target.look().await {
+        match self.target().look().await {
             Ok(()) => self.mark_damaged(fetching, why),
             Err(_) => IoError::Unreachable(why),
         }

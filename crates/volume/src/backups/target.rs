@@ -9,12 +9,14 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use perigee_model::Problem;
-use perigee_model::backup::BackupTarget;
+use perigee_model::backup::{BackupTarget, ShipBackup};
+use perigee_model::backup_key::BackupKey;
 use perigee_repository::{Address, NotDone, Objects};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-use super::format::{MARKER, MARKER_KEY};
+use super::format::{MARKER, MARKER_KEY, piece_name};
+use super::sealing::{self, SEALED_MARKER_KEY, Seal, id_of_marker, sealed_bytes, start_bytes};
 
 /// A directory that has not answered one request for so long counts as away.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
@@ -32,6 +34,16 @@ static WAITING: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::
 pub struct Target {
     address: String,
     place: Place,
+    /// With what its objects are encrypted; `None`: they are not.
+    seal: Option<Arc<Seal>>,
+}
+
+/// What shows that there are backups.
+enum Marker {
+    None,
+    Plain,
+    /// The id of their key.
+    Sealed(String),
 }
 
 #[derive(Debug, Clone)]
@@ -53,7 +65,114 @@ impl Target {
             }
             false => Place::Directory(Arc::new(PathBuf::from(&at.address))),
         };
-        Ok(Self { address: at.address.clone(), place })
+        Ok(Self { address: at.address.clone(), place, seal: None })
+    }
+
+    /// A target that has backups, which are encrypted with this key if they are encrypted.
+    ///
+    /// # Errors
+    /// `Unavailable` if there are none; `Conflict` without the right key.
+    pub async fn open(at: &BackupTarget, key: Option<&BackupKey>) -> Result<Self, Problem> {
+        let mut target = Self::new(at)?;
+        match target.marker().await? {
+            Marker::None => return Err(target.not_there()),
+            Marker::Plain => {}
+            Marker::Sealed(id) => target.unlock(at, &id, key)?,
+        }
+        Ok(target)
+    }
+
+    /// Refuses a target whose backups are not encrypted, if they were.
+    ///
+    /// # Errors
+    /// `Conflict`.
+    pub fn check_encrypted(&self, was_encrypted: bool) -> Result<(), Problem> {
+        if self.seal.is_some() || !was_encrypted {
+            return Ok(());
+        }
+        let why = "the backup was encrypted, and those that are there are not: somebody has replaced them";
+        Err(Problem::conflict(self.what(), why)
+            .next("use another backup, and look after the target"))
+    }
+
+    /// As [`Self::open`], for a layer that gets its bytes from there, with the key that was right before.
+    ///
+    /// # Errors
+    /// `Unavailable` if there are none, or the key was not sent since the start.
+    pub async fn open_again(at: &BackupTarget) -> Result<Self, Problem> {
+        let mut target = Self::new(at)?;
+        match target.marker().await? {
+            Marker::None => return Err(target.not_there()),
+            Marker::Plain => {}
+            Marker::Sealed(id) => {
+                let key = sealing::sent(at).ok_or_else(|| {
+                    let why = "they are encrypted, and the controller has not sent their key since this volume server has started";
+                    Problem::unavailable(target.what(), why)
+                        .next("look after the controller; it sends the key by itself")
+                })?;
+                target.unlock(at, &id, Some(&key))?;
+            }
+        }
+        Ok(target)
+    }
+
+    /// From now on objects are opened with this key, if it is the one with this id.
+    fn unlock(
+        &mut self,
+        at: &BackupTarget,
+        id: &str,
+        key: Option<&BackupKey>,
+    ) -> Result<(), Problem> {
+        let refused = |why: String| {
+            Problem::conflict(self.what(), why).next(
+                "give the tenant the key with which they were encrypted: perigee backup key import",
+            )
+        };
+        let Some(key) = key else {
+            return Err(refused(format!(
+                "they are encrypted with key {id}, and the tenant has none"
+            )));
+        };
+        let own = self.seal_with(key)?;
+        if own.id() != id {
+            let why =
+                format!("they are encrypted with key {id}, and the tenant's key is {}", own.id());
+            return Err(refused(why));
+        }
+        sealing::remember(at, key);
+        self.seal = Some(Arc::new(own));
+        Ok(())
+    }
+
+    fn seal_with(&self, key: &BackupKey) -> Result<Seal, Problem> {
+        Seal::new(key).map_err(|error| Problem::internal(self.what(), error))
+    }
+
+    async fn marker(&self) -> Result<Marker, Problem> {
+        if let Some(marker) = self.get_raw(SEALED_MARKER_KEY, MARKER_BYTES_MAX).await? {
+            let id = id_of_marker(&marker).ok_or_else(|| {
+                Problem::conflict(
+                    format!("{SEALED_MARKER_KEY} of {}", self.what()),
+                    "it is damaged",
+                )
+            })?;
+            return Ok(Marker::Sealed(id.to_owned()));
+        }
+        let plain = self.get_raw(MARKER_KEY, MARKER_BYTES_MAX).await?;
+        Ok(if plain.is_some() { Marker::Plain } else { Marker::None })
+    }
+
+    /// The last part of a piece's key.
+    pub fn piece_name(&self, number: usize, sha256: &str) -> String {
+        match &self.seal {
+            Some(seal) => piece_name(number, &seal.name_of(sha256)),
+            None => piece_name(number, sha256),
+        }
+    }
+
+    /// How many bytes an object of so many bytes has there.
+    pub fn stored_bytes(&self, bytes: u64) -> u64 {
+        if self.seal.is_some() { sealed_bytes(bytes) } else { bytes }
     }
 
     fn what(&self) -> String {
@@ -115,21 +234,36 @@ impl Target {
         }
     }
 
-    /// Prepares the target for a backup. One that is known has its marker: else its disk is not mounted. A directory that does not exist is not made.
+    /// Prepares the target of a backup. One that is known has its marker: else its disk is not mounted. A directory that does not exist is not made.
     ///
     /// # Errors
-    /// `Unavailable` if it is away.
-    pub async fn begin(&self, is_known: bool) -> Result<(), Problem> {
-        if self.get(MARKER_KEY, MARKER_BYTES_MAX).await?.is_none() {
-            if is_known {
-                return Err(self.not_there());
+    /// `Unavailable` if it is away; `Conflict` without the key of encrypted backups, or if a backup is to be encrypted beside others that are not.
+    pub async fn begin(ask: &ShipBackup) -> Result<Self, Problem> {
+        let mut target = Self::new(&ask.to)?;
+        match target.marker().await? {
+            Marker::None if ask.is_known => return Err(target.not_there()),
+            Marker::None if ask.encrypted => {
+                let why = "the backup is to be encrypted, and the tenant has no key";
+                let key = ask.key.as_ref().ok_or_else(|| {
+                    Problem::conflict(target.what(), why).next("make one: perigee backup key make")
+                })?;
+                let marker = target.seal_with(key)?.marker();
+                target.put_raw(SEALED_MARKER_KEY, marker.clone()).await?;
+                target.unlock(&ask.to, id_of_marker(&marker).unwrap_or_default(), Some(key))?;
             }
-            self.put(MARKER_KEY, MARKER.to_vec()).await?;
+            Marker::None => target.put_raw(MARKER_KEY, MARKER.to_vec()).await?,
+            Marker::Plain if ask.encrypted => {
+                let why = "the backup is to be encrypted, and those that are there are not";
+                return Err(Problem::conflict(target.what(), why)
+                    .next("name an empty directory, or another prefix of the store"));
+            }
+            Marker::Plain => {}
+            Marker::Sealed(id) => target.unlock(&ask.to, &id, ask.key.as_ref())?,
         }
-        match &self.place {
-            Place::Directory(dir) => self.run(dir, remove_old_parts).await,
-            Place::S3(_) => Ok(()),
+        if let Place::Directory(dir) = &target.place {
+            target.run(dir, remove_old_parts).await?;
         }
+        Ok(target)
     }
 
     /// Makes sure that there are backups.
@@ -137,14 +271,18 @@ impl Target {
     /// # Errors
     /// `Unavailable` if there are none.
     pub async fn look(&self) -> Result<(), Problem> {
-        match self.get(MARKER_KEY, MARKER_BYTES_MAX).await? {
+        match self.get_raw(self.marker_key(), MARKER_BYTES_MAX).await? {
             Some(_) => Ok(()),
             None => Err(self.not_there()),
         }
     }
 
+    fn marker_key(&self) -> &'static str {
+        if self.seal.is_some() { SEALED_MARKER_KEY } else { MARKER_KEY }
+    }
+
     fn not_there(&self) -> Problem {
-        let why = format!("there is no {MARKER_KEY}: these are not the backups");
+        let why = format!("there is no {}: these are not the backups", self.marker_key());
         Problem::unavailable(self.what(), why)
             .next("mount the disk with the backups there, or name another target")
     }
@@ -154,6 +292,33 @@ impl Target {
     /// # Errors
     /// When the target fails, or has more there than can be.
     pub async fn get(&self, key: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, Problem> {
+        let got = self.get_raw(key, self.stored_bytes(bytes_max)).await?;
+        self.opened(key, got, |seal, key, bytes| seal.open(key, bytes)).await
+    }
+
+    /// The content of what was read, if it is encrypted.
+    async fn opened(
+        &self,
+        key: &str,
+        got: Option<Vec<u8>>,
+        open: impl FnOnce(&Seal, &str, &[u8]) -> Result<Vec<u8>, String> + Send + 'static,
+    ) -> Result<Option<Vec<u8>>, Problem> {
+        let (seal, bytes) = match (self.seal.clone(), got) {
+            (Some(seal), Some(bytes)) => (seal, bytes),
+            (_, got) => return Ok(got),
+        };
+        let place = key.to_owned();
+        let opened = tokio::task::spawn_blocking(move || open(&seal, &place, &bytes)).await;
+        let what = format!("{key} of {}", self.what());
+        let opened = opened.map_err(|error| Problem::internal(&what, error))?;
+        opened.map(Some).map_err(|why| {
+            Problem::conflict(what, format!("the backup is damaged: {why}"))
+                .next("use another backup")
+        })
+    }
+
+    /// The bytes as they are there.
+    async fn get_raw(&self, key: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, Problem> {
         let got = self.get_named(key, bytes_max).await;
         got.map_err(|problem| Problem { what: format!("{key} of {}", problem.what), ..problem })
     }
@@ -176,6 +341,12 @@ impl Target {
     /// # Errors
     /// When the target fails.
     pub async fn get_start(&self, key: &str, bytes: u64) -> Result<Option<Vec<u8>>, Problem> {
+        let asked = if self.seal.is_some() { start_bytes(bytes) } else { bytes };
+        let got = self.get_start_raw(key, asked).await?;
+        self.opened(key, got, move |seal, key, read| seal.open_start(key, read, bytes)).await
+    }
+
+    async fn get_start_raw(&self, key: &str, bytes: u64) -> Result<Option<Vec<u8>>, Problem> {
         let got = match &self.place {
             Place::Directory(dir) => {
                 let key = key.to_owned();
@@ -194,6 +365,15 @@ impl Target {
     /// # Errors
     /// `NoSpace`; when the target fails.
     pub async fn put(&self, key: &str, bytes: Vec<u8>) -> Result<(), Problem> {
+        let Some(seal) = self.seal.clone() else { return self.put_raw(key, bytes).await };
+        let place = key.to_owned();
+        let sealed = tokio::task::spawn_blocking(move || seal.seal(&place, &bytes)).await;
+        let sealed = sealed.map_err(|error| Problem::internal(self.what(), error))?;
+        let no_random = |error| Problem::internal(self.what(), error);
+        self.put_raw(key, sealed.map_err(no_random)?).await
+    }
+
+    async fn put_raw(&self, key: &str, bytes: Vec<u8>) -> Result<(), Problem> {
         match &self.place {
             Place::Directory(dir) => {
                 let key = key.to_owned();
@@ -221,6 +401,17 @@ impl Target {
 }
 
 impl Target {
+    /// How many bytes all objects have.
+    ///
+    /// # Errors
+    /// When the target fails.
+    pub async fn bytes(&self) -> Result<u64, Problem> {
+        match &self.place {
+            Place::Directory(dir) => self.run(dir, bytes_below).await,
+            Place::S3(objects) => objects.bytes(&self.what()).await.map_err(of_store),
+        }
+    }
+
     /// Deletes an object; one that is not there is no error.
     ///
     /// # Errors
@@ -301,6 +492,24 @@ fn names(dir: &Path, prefix: &str) -> io::Result<BTreeSet<String>> {
         Err(error) => return missing(dir, error, BTreeSet::new()),
     };
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// The bytes of all files below. What goes meanwhile does not count.
+fn bytes_below(dir: &Path) -> io::Result<u64> {
+    let mut bytes = 0_u64;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+        let of_entry = match entry.metadata() {
+            Ok(meta) if meta.is_dir() => bytes_below(&entry.path()),
+            meta => meta.map(|meta| meta.len()),
+        };
+        match of_entry {
+            Err(error) if is_gone(&error) => {}
+            counted => bytes = bytes.saturating_add(counted?),
+        }
+    }
+    Ok(bytes)
 }
 
 fn put(dir: &Path, key: &str, bytes: &[u8]) -> io::Result<()> {

@@ -9,12 +9,12 @@ use axum::routing::{get, post};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::backup::{
     BackupTarget, DeleteBackup, FoundBackup, ListBackups, RestoreVolume, RestoringLayer,
-    SealForBackup, SealedForBackup, ShipBackup, VerifyBackup,
+    SealForBackup, SealedForBackup, SendBackupKey, ShipBackup, VerifyBackup,
 };
 use perigee_model::{Problem, VolumeName};
 
 use super::{Control, Named, Shared, long};
-use crate::backups::{delete, restore, seal, ship};
+use crate::backups::{delete, lacks_key, restore, seal, ship, take_backup_key};
 
 /// The routes for backups.
 pub fn routes() -> Router<Arc<Control>> {
@@ -24,6 +24,7 @@ pub fn routes() -> Router<Arc<Control>> {
         .route("/volumes/{volume}/restore", post(restore_volume))
         .route("/backups/seal", post(seal_disks))
         .route("/backups/restoring", get(restoring))
+        .route("/backups/key", post(take_key))
         .route("/backups/list", post(list))
         .route("/backups/verify", post(verify))
         .route("/backups/delete", post(delete_backup))
@@ -69,7 +70,13 @@ async fn restore_volume(
 }
 
 async fn restoring(State(control): Shared) -> Reply<Vec<RestoringLayer>> {
-    Ok(Json(control.pool.restoring().await?))
+    let mut all = control.pool.restoring().await?;
+    all.iter_mut().for_each(|one| one.lacks_key = lacks_key(&one.from));
+    Ok(Json(all))
+}
+
+async fn take_key(Json(ask): Json<SendBackupKey>) -> Reply<()> {
+    Ok(Json(take_backup_key(&ask).await?))
 }
 
 async fn list(Json(ask): Json<ListBackups>) -> Reply<Vec<FoundBackup>> {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use perigee_model::backup::{
-    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, SealForBackup, SealedForBackup,
-    ShipBackup, ShippedBackup, VerifiedBackup, VerifyBackup,
+    BackupRoom, BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, SealForBackup,
+    SealedForBackup, ShipBackup, ShippedBackup, VerifiedBackup, VerifyBackup,
 };
 use perigee_model::volume::{
     CheckReport, CheckScope, Compacted, CreateVolume, Resize, VolumeInfo, VolumeSource,
@@ -27,10 +27,11 @@ pub fn target(dir: &Path) -> BackupTarget {
     BackupTarget { address: dir.display().to_string(), endpoint: None }
 }
 
-fn ask(name: &str, to: &Path) -> ShipBackup {
+pub fn ask(name: &str, to: &Path) -> ShipBackup {
     let name = BackupName::new(name).expect("a name");
     let to = target(to);
-    ShipBackup { name, to, now_ms: 1000, is_known: false, whole: false, sealed: None, vm: None }
+    let (is_known, whole, sealed, vm, room, encrypted, key) = Default::default();
+    ShipBackup { name, to, now_ms: 1000, is_known, whole, sealed, vm, room, encrypted, key }
 }
 
 async fn ship(server: &Server, ask: &ShipBackup) -> Result<ShippedBackup, Problem> {
@@ -50,6 +51,8 @@ async fn restore(server: &Server, backup: &str, from: &Path) -> Result<VolumeInf
         at_once: None,
         layer: Some(LayerId(Uuid::new_v4())),
         owner: Some("web-1".parse().expect("a name")),
+        key: None,
+        encrypted: false,
     };
     let path = format!("/v1/volumes/{backup}/restore");
     let made: VolumeInfo = server.control.post_long(&path, &ask, |_| {}).await?;
@@ -59,7 +62,8 @@ async fn restore(server: &Server, backup: &str, from: &Path) -> Result<VolumeInf
 }
 
 async fn damage(server: &Server, backup: &str, at: &Path) -> Vec<String> {
-    let ask = VerifyBackup { backup: BackupName::new(backup).expect("a name"), at: target(at) };
+    let backup = BackupName::new(backup).expect("a name");
+    let ask = VerifyBackup { backup, at: target(at), key: None, encrypted: false };
     let read: VerifiedBackup =
         server.control.post_long("/v1/backups/verify", &ask, |_| {}).await.expect("it is read");
     read.problems
@@ -435,7 +439,7 @@ async fn a_backup_is_deleted_with_the_layers_that_no_other_one_needs() {
     }
     let delete = async |backup: &str| {
         let backup = BackupName::new(backup).expect("a name");
-        let ask = DeleteBackup { backup, at: target(to.path()) };
+        let ask = DeleteBackup { backup, at: target(to.path()), counts: false, key: None };
         server.control.post_long::<()>("/v1/backups/delete", &ask, |_| {}).await
     };
     let pieces = || files(to.path(), "00000000-").len();
@@ -548,6 +552,36 @@ impl Store {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_s_backups_hold_no_more_than_they_may() {
+    let (server, to) = (Server::start().await, tempfile::tempdir().expect("a directory"));
+    server.create("data", 64 * MIB).await;
+    assert_io(&server.qemu_io("data", &["write -P 1 0 20M", "flush"]));
+    let room = |limit_bytes: u64| {
+        let tenant = TenantName::new("acme").expect("a name");
+        Some(BackupRoom { tenant, limit_bytes: Some(limit_bytes), elsewhere_bytes: MIB })
+    };
+    let asked = |name: &str, limit| ShipBackup { room: room(limit), ..ask(name, to.path()) };
+    let full = ship(&server, &asked("first", 20 * MIB)).await.expect_err("there is no room");
+    assert_eq!(full.kind, ProblemKind::NoSpace);
+    assert!(full.why.contains("tenant acme may have 20 MiB of backups and has 17"), "{full}");
+    assert!(found(&server, to.path()).await.is_empty());
+    // What was shipped counts, and is used.
+    let first = ship(&server, &asked("first", 22 * MIB)).await.expect("a backup");
+    assert!(first.shipped_bytes < 5 * MIB, "{first:?}");
+    let on_disk: u64 =
+        files(to.path(), "").iter().map(|file| file.metadata().expect("a file").len()).sum();
+    assert_eq!(first.held_bytes, Some(on_disk));
+    // Nothing is shipped twice, so what is there needs no room.
+    ship(&server, &asked("second", 22 * MIB)).await.expect("a backup");
+    ship(&server, &ShipBackup { whole: true, ..asked("third", 22 * MIB) }).await.expect("a backup");
+    let backup = BackupName::new("first").expect("a name");
+    let ask = DeleteBackup { backup, at: target(to.path()), counts: true, key: None };
+    let held: Option<u64> =
+        server.control.post_long("/v1/backups/delete", &ask, |_| {}).await.expect("deleted");
+    assert!(held.is_some_and(|held| (20 * MIB..=21 * MIB).contains(&held)), "{held:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_s3_store_is_a_target_as_a_directory_is() {
     let store = Store::start().await;
     let variables = [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", KEY)];
@@ -562,19 +596,28 @@ async fn an_s3_store_is_a_target_as_a_directory_is() {
         ship(&server, &ShipBackup { is_known: true, ..asked("second") }).await.expect("a backup");
     assert!(second.shipped_bytes <= MIB + LISTS_BYTES, "{second:?}");
     let backup = asked("second").name;
-    let ask = VerifyBackup { backup: backup.clone(), at: to.clone() };
+    let ask = VerifyBackup { backup: backup.clone(), at: to.clone(), key: None, encrypted: false };
     let read: VerifiedBackup =
         server.control.post_long("/v1/backups/verify", &ask, |_| {}).await.expect("it is read");
     assert!(read.problems.is_empty() && read.read_bytes > 20 * MIB, "{read:?}");
     let all: Vec<FoundBackup> = server.control.post("/v1/backups/list", &to).await.expect("a list");
     assert_eq!(all.len(), 2);
-    let delete = DeleteBackup { backup: asked("first").name, at: to.clone() };
-    let _: () =
+    let delete =
+        DeleteBackup { backup: asked("first").name, at: to.clone(), counts: true, key: None };
+    let room = BackupRoom { tenant: TenantName::default(), limit_bytes: None, elsewhere_bytes: 0 };
+    let counted = ShipBackup { room: Some(room), ..asked("third") };
+    let counted = ship(&server, &counted).await.expect("a backup").held_bytes;
+    assert!((21 * MIB..=21 * MIB + 2 * LISTS_BYTES).contains(&counted.unwrap_or(0)), "{counted:?}");
+    let held: Option<u64> =
         server.control.post_long("/v1/backups/delete", &delete, |_| {}).await.expect("deleted");
+    assert!(
+        held.is_some_and(|held| (21 * MIB..=21 * MIB + 2 * LISTS_BYTES).contains(&held)),
+        "{held:?}"
+    );
     let new = CreateVolume::new("kept".parse().expect("a name"), Some(MIB), VolumeSource::Empty);
     let new = CreateVolume { leave_site: LeaveSite::Never, ..new };
     let _: VolumeInfo = server.control.post("/v1/volumes", &new).await.expect("a volume");
-    let third = asked("third");
+    let third = asked("fourth");
     let leaves =
         server.control.post_long::<ShippedBackup>("/v1/volumes/kept/backup", &third, |_| {});
     let refused = leaves.await.expect_err("it would leave its site");
@@ -587,6 +630,8 @@ async fn an_s3_store_is_a_target_as_a_directory_is() {
         at_once: None,
         layer: None,
         owner: None,
+        key: None,
+        encrypted: false,
     };
     let restored = server.control.post_long::<VolumeInfo>("/v1/volumes/copy/restore", &ask, |_| {});
     restored.await.expect("restored");

@@ -17,6 +17,7 @@ mod replicas;
 mod restoring;
 #[path = "../../../repository/tests/doors/s3.rs"]
 mod s3;
+mod sealed_backups;
 mod server;
 mod small;
 mod tools;

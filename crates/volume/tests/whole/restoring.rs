@@ -24,11 +24,13 @@ async fn restore(server: &Server, from: &Path) -> Result<VolumeInfo, Problem> {
         at_once: Some(LayerId(Uuid::new_v4())),
         layer: None,
         owner: None,
+        key: None,
+        encrypted: false,
     };
     server.control.post_long("/v1/volumes/now/restore", &ask, |_| {}).await
 }
 
-const SLOWLY: [(&str, &str); 1] = [(FILL_RATE_VARIABLE, "1")];
+pub const SLOWLY: [(&str, &str); 1] = [(FILL_RATE_VARIABLE, "1")];
 
 /// A server, and a target with a backup of three pieces: 16 MiB of 1, 16 MiB of 2, 8 MiB of 3.
 async fn backed_up() -> (Server, tempfile::TempDir) {
@@ -134,6 +136,21 @@ async fn a_backup_of_an_older_version_is_restored_whole() {
     without_heads(to.path());
     restore(&server, to.path()).await.expect("a volume");
     assert!(restoring(&server).await.is_empty());
+    assert_io(
+        &server.qemu_io("now", &["read -P 1 0 16M", "read -P 2 16M 16M", "read -P 3 32M 8M"]),
+    );
+    check_pool(&server).await;
+}
+
+/// An older version has shipped a layer again while a volume got its bytes: after a restart nothing more came.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_gets_its_bytes_though_the_backup_has_lost_what_says_where_they_are() {
+    let (server, to) = backed_up().await;
+    let mut server = server.with_variables(&SLOWLY).await;
+    restore(&server, to.path()).await.expect("a volume");
+    without_heads(to.path());
+    server.kill();
+    server.start_process().await;
     assert_io(
         &server.qemu_io("now", &["read -P 1 0 16M", "read -P 2 16M 16M", "read -P 3 32M 8M"]),
     );

@@ -11,7 +11,9 @@ use perigee_model::volume::Progress;
 use perigee_model::{BackupName, HostId, Problem, ProblemKind, VolumeName};
 use tokio::sync::Mutex;
 
-use super::{BACKUPS_PREFIX, BackupRecord, backup_key, is_same_place, list, reader, restoring, vm};
+use super::{
+    BACKUPS_PREFIX, BackupRecord, backup_key, is_same_place, list, reader, restoring, room, vm,
+};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::records::Owned;
@@ -58,8 +60,8 @@ pub async fn drive(cluster: Arc<Cluster>, name: BackupName) -> Result<(), Proble
         if run.has_begun && !run.record.value.whole {
             (pause, failing_since) = (cluster.timing.poll, None);
         }
-        // That others delete at the target is no failure of this one.
-        if run.waits_for_deletion {
+        // That others are in turn is no failure of this one.
+        if run.waits_for_others {
             failing_since = None;
         }
         let since = *failing_since.get_or_insert_with(Instant::now);
@@ -81,13 +83,13 @@ struct Run<'a> {
     has_begun: bool,
     /// The home has said that it ships no more for this backup.
     has_answered: bool,
-    /// Another backup is being deleted at the target.
-    waits_for_deletion: bool,
+    /// Another backup is being deleted at the target, or one of the same tenant is being shipped.
+    waits_for_others: bool,
 }
 
 impl<'a> Run<'a> {
     fn new(cluster: &'a Arc<Cluster>, record: Owned<BackupRecord>) -> Self {
-        Self { cluster, record, has_begun: false, has_answered: false, waits_for_deletion: false }
+        Self { cluster, record, has_begun: false, has_answered: false, waits_for_others: false }
     }
 }
 
@@ -103,6 +105,8 @@ impl Run<'_> {
         let home = volumes::settled_home(self.cluster, &view.volume).await?;
         let home = volumes::reachable(self.cluster, &home)?;
         self.begin_asking(&home.id).await?;
+        let room = room::room_of(self.cluster, &view, &home.id).await?;
+        let key = room::key_of(self.cluster, view.name.as_str());
         let ask = ShipBackup {
             is_known: self.is_known(&view, &home.id).await?,
             name: view.name,
@@ -111,6 +115,9 @@ impl Run<'_> {
             whole: self.record.value.whole,
             sealed,
             vm: self.record.value.vm.as_ref().map(|of_vm| Box::new(of_vm.has.clone())),
+            room,
+            encrypted: view.encrypted,
+            key,
         };
         let path = format!("/v1/volumes/{}/backup", view.volume);
         let (done, total) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -123,8 +130,13 @@ impl Run<'_> {
             tokio::select! {
                 ended = &mut shipping => {
                     self.has_answered = ended.is_ok();
-                    self.has_begun |= done.load(Ordering::Relaxed) > 0;
-                    return ended?;
+                    let done_bytes = done.load(Ordering::Relaxed);
+                    self.has_begun |= done_bytes > 0;
+                    let shipped = ended.and_then(|ended| ended);
+                    if shipped.is_err() {
+                        room::add(self.cluster, self.view(), done_bytes).await?;
+                    }
+                    return shipped;
                 }
                 () = tokio::time::sleep(TELL_EVERY) => {}
             }
@@ -158,13 +170,31 @@ impl Run<'_> {
         };
         if !self.record.value.asks && self.all().await?.iter().any(is_deleted) {
             let what = format!("can't back up volume {}", view.volume);
-            self.waits_for_deletion = true;
+            self.waits_for_others = true;
             let why = "another backup is being deleted at the target";
             return Err(Problem::unavailable(what, why));
+        }
+        if let Some(other) = self.other_in_turn().await? {
+            self.waits_for_others = true;
+            let why = format!(
+                "backup {other} is being shipped, and the tenant's quota lets one be shipped at a time"
+            );
+            return Err(Problem::unavailable(format!("can't back up volume {}", view.volume), why));
         }
         self.view().host = Some(home.clone());
         self.record.value.asks = true;
         self.record.save().await
+    }
+
+    /// A backup after which this one is shipped: the tenant's quota is counted for one at a time.
+    async fn other_in_turn(&self) -> Result<Option<BackupName>, Problem> {
+        let BackupRecord { view, asks, .. } = &self.record.value;
+        if *asks || view.by.is_none() {
+            return Ok(None);
+        }
+        let is_before =
+            |one: &&BackupRecord| one.asks && room::is_shipped_after(self.cluster, view, &one.view);
+        Ok(self.all().await?.iter().find(is_before).map(|one| one.view.name.clone()))
     }
 
     /// Nothing is shipped for this backup now, if its home has said so. If the answer was lost, the home may still ship.
@@ -203,8 +233,14 @@ impl Run<'_> {
         let shipper = shipper
             .filter(|host| !view.at.is_s3() || volumes::reachable(self.cluster, host).is_ok());
         let host = reader(self.cluster, &view.at, shipper).await?;
-        let ask = DeleteBackup { backup: view.name, at: view.at };
-        host.volume.post_long::<()>("/v1/backups/delete", &ask, |_: Progress| {}).await?;
+        let (counts, at) = (view.by.is_some(), view.at.clone());
+        let key = room::key_of(self.cluster, view.name.as_str());
+        let ask = DeleteBackup { backup: view.name.clone(), at, counts, key };
+        let asked = host.volume.post_long("/v1/backups/delete", &ask, |_: Progress| {});
+        let held_bytes: Option<u64> = asked.await?;
+        if let Some(bytes) = held_bytes {
+            room::counted(self.cluster, &view, bytes).await?;
+        }
         self.let_go().await
     }
 
@@ -245,6 +281,9 @@ impl Run<'_> {
         view.size_bytes = Some(shipped.size_bytes);
         view.data_bytes = Some(shipped.data_bytes);
         view.shipped_bytes = shipped.shipped_bytes;
+        if let Some(bytes) = shipped.held_bytes {
+            room::counted(self.cluster, &self.record.value.view, bytes).await?;
+        }
         vm::add_parts(self.cluster, &mut self.record.value.view).await?;
         let view = self.view();
         view.progress = None;

@@ -10,6 +10,7 @@
 //! | When does a schedule begin a backup, and which of its backups are deleted? | `rounds.rs`; the rules: `model/src/backup_schedule.rs` |
 //! | What do people ask of schedules? | `schedules.rs` |
 //! | What is the backup of a VM? | `vm.rs`; how a VM is made of one: `vms/from_backup.rs` (what is asked for), `jobs/from_backup.rs` (what its driver does) |
+//! | Where may a tenant's users have backups made, and how much may these hold? | `accounts/backups.rs` |
 //! | Which backups are being read? | `reading.rs`; of which do volumes still get bytes? `restoring.rs` |
 
 mod driver;
@@ -24,16 +25,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use perigee_model::backup::{
-    Backup, BackupOf, BackupState, BackupTarget, CheckBackup, FoundBackup, ListBackups,
+    Backup, BackupOf, BackupState, BackupTarget, BackupUser, CheckBackup, FoundBackup, ListBackups,
     LookForBackups, NewBackup, VerifiedBackup, VerifyBackup,
 };
-use perigee_model::limits::BACKUPS;
+use perigee_model::limits::{BACKUPS, TENANT_BACKUPS};
 use perigee_model::persistent_vm::CloudInit;
 use perigee_model::units::compact_time;
 use perigee_model::volume::Progress;
-use perigee_model::{BackupName, HostId, Problem, ScheduleName, VolumeName};
+use perigee_model::{BackupName, HostId, Problem, ScheduleName, TenantName, VolumeName};
 use serde::{Deserialize, Serialize};
 
+use crate::accounts::backups as room;
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{VolumeRecord, volume_key};
@@ -82,11 +84,16 @@ pub async fn drive_all(cluster: &Cluster) -> Result<(), Problem> {
     restoring::drive_all(cluster).await
 }
 
-/// Begins a backup of a volume or of a VM; the answer comes at once.
+/// Begins a backup of a volume or of a VM for this user, or for an admin; the answer comes at once.
 ///
 /// # Errors
-/// `NotFound` if there is no such volume or VM; `Conflict` if it is a job's own; `Invalid` for a target that can't be one.
-pub async fn create(cluster: &Arc<Cluster>, ask: NewBackup) -> Result<Backup, Problem> {
+/// `NotFound` if there is no such volume or VM; `Conflict` if it is a job's own; `Invalid` for a target that can't be one; `Forbidden` for one that the user's tenant may
+/// not use.
+pub async fn create(
+    cluster: &Arc<Cluster>,
+    ask: NewBackup,
+    by: Option<BackupUser>,
+) -> Result<Backup, Problem> {
     ask.to.check()?;
     let of = BackupOf::one(ask.volume, ask.vm)?;
     let what = format!("can't back up {of}");
@@ -94,7 +101,8 @@ pub async fn create(cluster: &Arc<Cluster>, ask: NewBackup) -> Result<Backup, Pr
         volumes::find(cluster, volume).await?;
     }
     check_listed(cluster, &what, &of).await?;
-    begin(cluster, Begin { of, to: ask.to, whole: ask.whole, schedule: None }).await
+    let NewBackup { to, whole, encrypted, .. } = ask;
+    begin(cluster, Begin { of, to, whole, encrypted, schedule: None, by }).await
 }
 
 /// Refuses what is a job's own, and a VM that there is not.
@@ -114,18 +122,21 @@ struct Begin {
     of: BackupOf,
     to: BackupTarget,
     whole: bool,
+    encrypted: bool,
     /// Its schedule, and when that was made.
     schedule: Option<(ScheduleName, u64)>,
+    by: Option<BackupUser>,
 }
 
 /// Makes the record of a backup, and starts its driver. No host is asked.
 ///
 /// # Errors
 /// `Conflict` if another backup of the same began in this second, or one of a VM is being shipped to the same target; `Invalid` if there are too many; `Unavailable` if a
-/// VM has no disk yet.
+/// VM has no disk yet; `Forbidden` as in [`create`].
 async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
-    let Begin { of, to, whole, schedule } = new;
+    let Begin { of, to, whole, encrypted, schedule, by } = new;
     let what = format!("can't back up {of}");
+    room::check_target(cluster, &what, by.as_ref(), &to).await?;
     let begun_ms = now_ms();
     let name = BackupName::new(format!("{}-{}", of.name(), compact_time(begun_ms)))
         .map_err(|error| Problem::invalid(&what, error))?;
@@ -137,10 +148,13 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
         }
     };
     let parts: Vec<BackupName> = vm.iter().flat_map(OfVm::parts).collect();
-    let known = cluster.records.keys(BACKUPS_PREFIX).await?.len();
-    BACKUPS.check(known + 1 + parts.len()).map_err(|error| {
-        error.problem(&what).next("delete old ones: perigee backup delete NAME")
-    })?;
+    let known = list(cluster).await?;
+    check_number(&known, &what, by.as_ref(), 1 + parts.len())?;
+    // Whoever takes the backups away does not get the next ones in clear.
+    let encrypted = encrypted || known.iter().any(|one| one.encrypted && one.at == to);
+    if encrypted {
+        room::check_encrypted(cluster, &what, name.as_str()).await?;
+    }
     let (schedule, schedule_made_ms) = schedule.unzip();
     let _looking = driver::LOOKING.lock().await;
     if let BackupOf::Vm(vm) = &of {
@@ -150,7 +164,8 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
         BackupOf::Volume(_) => None,
         BackupOf::Vm(vm) => Some(vm),
     };
-    let view = Backup { vm: is_of_vm, parts, schedule, ..new_backup(name, volume, to, begun_ms) };
+    let new = new_backup(name, volume, to, begun_ms);
+    let view = Backup { vm: is_of_vm, parts, schedule, by, encrypted, ..new };
     let record = BackupRecord { view: view.clone(), whole, asks: false, schedule_made_ms, vm };
     if !cluster.records.create_asked(&backup_key(&view.name), &record).await? {
         return Err(
@@ -159,6 +174,38 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
     }
     cluster.drive_backup(&view.name);
     Ok(view)
+}
+
+/// In words, something of a tenant's users that is a backup or a schedule, if there is one.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn any_of_tenant(
+    cluster: &Cluster,
+    tenant: &TenantName,
+) -> Result<Option<String>, Problem> {
+    let backups = list(cluster).await?.into_iter();
+    let mut backups = backups.filter(|backup| room::is_of(backup.by.as_ref(), tenant));
+    let backup = backups.next().map(|backup| format!("backup {}", backup.name));
+    let schedules = schedules::records(cluster).await?.into_iter();
+    let mut schedules = schedules.filter(|one| room::is_of(one.view.by.as_ref(), tenant));
+    let schedule = || schedules.next().map(|one| format!("schedule {} of backups", one.view.name));
+    Ok(backup.or_else(schedule))
+}
+
+/// Refuses more backups than there can be, of all and of a user's tenant.
+fn check_number(
+    known: &[Backup],
+    what: &str,
+    by: Option<&BackupUser>,
+    more: usize,
+) -> Result<(), Problem> {
+    let next = "delete old ones: perigee backup delete NAME";
+    BACKUPS.check(known.len() + more).map_err(|error| error.problem(what).next(next))?;
+    let Some(by) = by else { return Ok(()) };
+    let own = known.iter().filter(|backup| room::is_of(backup.by.as_ref(), &by.tenant)).count();
+    let checked = TENANT_BACKUPS.check(own + more);
+    checked.map(drop).map_err(|error| error.problem(what).next(next))
 }
 
 /// A backup of which nothing was shipped yet.
@@ -186,6 +233,8 @@ pub(crate) fn new_backup(
         progress: None,
         problem: String::new(),
         schedule: None,
+        by: None,
+        encrypted: false,
     }
 }
 
@@ -208,11 +257,22 @@ pub async fn list(cluster: &Cluster) -> Result<Vec<Backup>, Problem> {
 /// # Errors
 /// `NotFound`.
 pub async fn get(cluster: &Cluster, name: &BackupName) -> Result<Backup, Problem> {
+    known(cluster, name).await?.ok_or_else(|| unknown(name))
+}
+
+/// One of them, if the controller knows it.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn known(cluster: &Cluster, name: &BackupName) -> Result<Option<Backup>, Problem> {
     let record: Option<BackupRecord> = cluster.records.read(&backup_key(name)).await?;
-    record.map(|record| record.view).ok_or_else(|| {
-        Problem::not_found(format!("backup {name}"), "the controller knows no backup with this name")
-            .next("`perigee backup list` shows those that it knows, `perigee backup list --from TARGET` those that are at a target")
-    })
+    Ok(record.map(|record| record.view))
+}
+
+/// What is said of a backup that the controller does not know.
+pub fn unknown(name: &BackupName) -> Problem {
+    Problem::not_found(format!("backup {name}"), "the controller knows no backup with this name")
+        .next("`perigee backup list` shows those that it knows, `perigee backup list --from TARGET` those that are at a target")
 }
 
 /// Deletes a backup in the background, with what no other one at its target needs. Or only forgets it: then what is at the target stays.
@@ -271,14 +331,19 @@ pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Resul
     Ok(())
 }
 
-/// What a host finds at a target.
+/// What a host finds at a target, with the key of this tenant.
 ///
 /// # Errors
 /// `Invalid` if a directory is named without its host; what the host says.
-pub async fn look(cluster: &Cluster, ask: &LookForBackups) -> Result<Vec<FoundBackup>, Problem> {
+pub async fn look(
+    cluster: &Cluster,
+    ask: &LookForBackups,
+    tenant: &TenantName,
+) -> Result<Vec<FoundBackup>, Problem> {
     ask.at.check()?;
     let host = reader(cluster, &ask.at, ask.host.as_ref()).await?;
-    let ask = ListBackups { at: ask.at.clone(), only: None, is_short: true };
+    let key = room::key_of(cluster, &tenant.full("backup"));
+    let ask = ListBackups { at: ask.at.clone(), only: None, is_short: true, key };
     let mut all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &ask).await?;
     for of_vm in all.iter_mut().filter_map(|found| found.vm.as_mut()) {
         // It may have secrets, and a volume server of an older version leaves nothing out.
@@ -297,6 +362,7 @@ pub async fn verify(
     ask: CheckBackup,
 ) -> Result<VerifiedBackup, Problem> {
     let known: Option<BackupRecord> = cluster.records.read(&backup_key(name)).await?;
+    let encrypted = known.as_ref().is_some_and(|record| record.view.encrypted);
     let parts = known.map(|record| record.view.parts).unwrap_or_default();
     let mut all = VerifiedBackup { read_bytes: 0, problems: Vec::new() };
     // All of it, also what comes last.
@@ -304,7 +370,8 @@ pub async fn verify(
     for name in std::iter::once(name).chain(&parts) {
         let (at, host) = place(cluster, name, ask.at.clone(), ask.host.clone()).await?;
         let host = reader(cluster, &at, host.as_ref()).await?;
-        let ask = VerifyBackup { backup: name.clone(), at };
+        let key = room::key_of(cluster, name.as_str());
+        let ask = VerifyBackup { backup: name.clone(), at, key, encrypted };
         let read: VerifiedBackup =
             host.volume.post_long("/v1/backups/verify", &ask, |_: Progress| {}).await?;
         all.read_bytes += read.read_bytes;

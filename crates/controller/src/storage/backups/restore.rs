@@ -14,7 +14,7 @@ use perigee_model::{
 use uuid::Uuid;
 
 use super::restoring::RestoreRecord;
-use super::{place, reader, reading, restoring};
+use super::{known, place, reader, reading, restoring, room};
 use crate::accounts;
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
@@ -85,6 +85,8 @@ impl New<'_> {
             at_once: (!self.whole).then_some(self.layer),
             layer: self.whole.then_some(self.layer),
             owner: self.owner.clone(),
+            key: room::key_of(cluster, self.backup.as_str()),
+            encrypted: known(cluster, self.backup).await?.is_some_and(|known| known.encrypted),
         };
         if !self.whole
             && let Err(problem) = restoring::begin(cluster, &self.record(host)).await
@@ -226,7 +228,8 @@ pub async fn find(
 ) -> Result<(FoundBackup, BackupTarget, Arc<HostLink>), Problem> {
     let (at, host) = place(cluster, name, from, host).await?;
     let host = reader(cluster, &at, host.as_ref()).await?;
-    let ask = ListBackups { at: at.clone(), only: Some(name.clone()), is_short: false };
+    let (only, key) = (Some(name.clone()), room::key_of(cluster, name.as_str()));
+    let ask = ListBackups { at: at.clone(), only, is_short: false, key };
     let all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &ask).await?;
     let Some(found) = all.into_iter().find(|found| found.name == *name) else {
         let why = format!("{} has no backup with this name", at.address);

@@ -7,16 +7,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_model::backup::{BackupState, BackupTarget, Restoring, RestoringLayer};
+use perigee_model::backup::{BackupState, BackupTarget, Restoring, RestoringLayer, SendBackupKey};
 use perigee_model::volume::VolumeInfo;
 use perigee_model::{BackupName, HostId, LayerId, Problem, ProblemKind, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use super::driver::LOOKING;
 use super::rounds::millis;
-use super::{BackupRecord, backup_key};
+use super::{BackupRecord, backup_key, room};
 use crate::clock::now_ms;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, HostLink};
 use crate::storage::moves::in_words;
 
 /// A volume whose layer gets its bytes from a backup.
@@ -200,13 +200,27 @@ async fn look(cluster: &Cluster, record: &RestoreRecord) -> Found {
         Err(problem) => return Found::NotKnown(problem),
     };
     match all.into_iter().find(|one| one.layer == record.layer) {
-        Some(found) => Found::Layer(found),
+        Some(found) => {
+            if found.lacks_key {
+                send_key(cluster, &host, record).await;
+            }
+            Found::Layer(found)
+        }
         None if record.is_made => Found::Nothing,
         None if now_ms().saturating_sub(record.begun_ms) > millis(MADE_MAX) => Found::Nothing,
         None => {
             let what = format!("can't say how far the restore of volume {} is", record.volume);
             Found::NotKnown(Problem::unavailable(what, "its host's answer was lost"))
         }
+    }
+}
+
+/// The host has the key in memory only, and was started again.
+async fn send_key(cluster: &Cluster, host: &HostLink, record: &RestoreRecord) {
+    let Some(key) = room::key_of(cluster, record.view.backup.as_str()) else { return };
+    let ask = SendBackupKey { at: record.from.clone(), key };
+    if let Err(problem) = host.volume.post::<()>("/v1/backups/key", &ask).await {
+        tracing::warn!(%problem, "host {} lacks the key of backup {}", host.id, record.view.backup);
     }
 }
 

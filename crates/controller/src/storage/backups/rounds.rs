@@ -175,7 +175,9 @@ impl Look<'_, '_> {
             of,
             to: view.to.clone(),
             whole: false,
+            encrypted: view.encrypted,
             schedule: Some((view.name.clone(), view.made_ms)),
+            by: view.by.clone(),
         };
         match begin(self.cluster, new).await {
             Ok(backup) => self.record.view.under_way = Some(backup.name),
@@ -323,6 +325,8 @@ mod tests {
             kept: 0,
             ended: String::new(),
             problem: String::new(),
+            by: None,
+            encrypted: false,
         };
         let due = |next_ms| due_ms(&at(next_ms), 100_000);
         assert_eq!((due(None), due(Some(100_001)), due(Some(160_000))), (None, None, None));

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use perigee_model::backup::{BackupOf, BackupState};
+use perigee_model::backup::{BackupOf, BackupState, BackupUser};
 use perigee_model::backup_schedule::{BackupSchedule, NewBackupSchedule};
-use perigee_model::limits::BACKUP_SCHEDULES;
-use perigee_model::{BackupName, Problem, ScheduleName, VolumeName};
+use perigee_model::limits::{BACKUP_SCHEDULES, TENANT_BACKUP_SCHEDULES};
+use perigee_model::{BackupName, Problem, ScheduleName, TenantName, VolumeName};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
-use super::{BACKUPS_PREFIX, BackupRecord, check_listed, vm};
+use super::{BACKUPS_PREFIX, BackupRecord, check_listed, room, vm};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::storage::volumes;
@@ -71,14 +71,20 @@ pub async fn records(cluster: &Cluster) -> Result<Vec<ScheduleRecord>, Problem> 
 /// Makes a schedule, whose first backup is due at once, or changes the one of the same volume or VM with the same target.
 ///
 /// # Errors
-/// `NotFound` if there is no such volume or VM; `Conflict` if it is a job's own; `Invalid` for what can't be a schedule.
+/// `NotFound` if there is no such volume or VM; `Conflict` if it is a job's own; `Invalid` for what can't be a schedule; `Forbidden` for a target that the user's tenant may
+/// not use.
 pub async fn set(
     cluster: &Arc<Cluster>,
     ask: NewBackupSchedule,
+    by: Option<BackupUser>,
 ) -> Result<BackupSchedule, Problem> {
     let of = BackupOf::one(ask.volume.clone(), ask.vm.clone())?;
     let what = format!("can't back up {of} by a schedule");
     ask.check(&what)?;
+    room::check_target(cluster, &what, by.as_ref(), &ask.to).await?;
+    if ask.encrypted {
+        room::check_encrypted(cluster, &what, of.name()).await?;
+    }
     if let BackupOf::Volume(volume) = &of {
         volumes::find(cluster, volume).await?;
     }
@@ -88,7 +94,8 @@ pub async fn set(
     let all = records(cluster).await?;
     let is_of_same = |one: &&ScheduleRecord| {
         let view = &one.view;
-        view.volume == ask.volume && view.vm == ask.vm && view.to == ask.to
+        let is_of_tenant = tenant_of(view.by.as_ref()) == tenant_of(by.as_ref());
+        is_of_tenant && view.volume == ask.volume && view.vm == ask.vm && view.to == ask.to
     };
     if let Some(there) = all.iter().find(is_of_same) {
         if there.view.ended.is_empty() {
@@ -96,9 +103,12 @@ pub async fn set(
         }
         cluster.records.remove(&schedule_key(&there.view.name)).await?;
     }
-    BACKUP_SCHEDULES
-        .check(all.len() + 1)
-        .map_err(|error| error.problem(&what).next("end others: perigee backup unschedule NAME"))?;
+    let next = "end others: perigee backup unschedule NAME";
+    BACKUP_SCHEDULES.check(all.len() + 1).map_err(|error| error.problem(&what).next(next))?;
+    if let Some(by) = &by {
+        let own = all.iter().filter(|one| room::is_of(one.view.by.as_ref(), &by.tenant)).count();
+        TENANT_BACKUP_SCHEDULES.check(own + 1).map_err(|error| error.problem(&what).next(next))?;
+    }
     let vm_made_ms = match &of {
         BackupOf::Volume(_) => None,
         BackupOf::Vm(name) => Some(vm::find(cluster, name)?.job.submitted_ms),
@@ -119,11 +129,17 @@ pub async fn set(
         kept: 0,
         ended: String::new(),
         problem: String::new(),
+        by,
+        encrypted: ask.encrypted,
     };
     let record =
         ScheduleRecord { view: view.clone(), newest: None, prune_since_ms: None, vm_made_ms };
     cluster.records.put(&schedule_key(&view.name), &record).await?;
     Ok(view)
+}
+
+fn tenant_of(by: Option<&BackupUser>) -> Option<&TenantName> {
+    by.map(|by| &by.tenant)
 }
 
 async fn change(
@@ -138,6 +154,7 @@ async fn change(
     let soon_ms = now_ms().saturating_add(ask.every_s.saturating_mul(1000));
     view.next_ms = view.next_ms.map(|next_ms| next_ms.min(soon_ms));
     (view.every_s, view.keep) = (ask.every_s, ask.keep);
+    view.encrypted |= ask.encrypted;
     record.save().await?;
     let backups: Vec<BackupRecord> = cluster.records.list(BACKUPS_PREFIX).await?;
     Ok(shown(record.value, &backups))
@@ -186,6 +203,15 @@ fn shown(record: ScheduleRecord, backups: &[BackupRecord]) -> BackupSchedule {
     BackupSchedule { kept, problem, ..record.view }
 }
 
+/// One of them, without what its backups say.
+///
+/// # Errors
+/// `NotFound`.
+pub async fn get(cluster: &Cluster, name: &ScheduleName) -> Result<BackupSchedule, Problem> {
+    let record: Option<ScheduleRecord> = cluster.records.read(&schedule_key(name)).await?;
+    record.map(|record| record.view).ok_or_else(|| unknown(name))
+}
+
 /// Ends a schedule. Its backups stay, and one that is under way goes on.
 ///
 /// # Errors
@@ -193,12 +219,12 @@ fn shown(record: ScheduleRecord, backups: &[BackupRecord]) -> BackupSchedule {
 pub async fn remove(cluster: &Cluster, name: &ScheduleName) -> Result<(), Problem> {
     let _turn = TURN.lock().await;
     let key = schedule_key(name);
-    let record: Option<ScheduleRecord> = cluster.records.read(&key).await?;
-    record.ok_or_else(|| unknown(name))?;
+    get(cluster, name).await?;
     cluster.records.remove(&key).await
 }
 
-fn unknown(name: &ScheduleName) -> Problem {
+/// What is said of a schedule that there is not.
+pub fn unknown(name: &ScheduleName) -> Problem {
     Problem::not_found(format!("schedule {name} of backups"), "there is none with this name")
         .next("`perigee backup schedules` shows them")
 }

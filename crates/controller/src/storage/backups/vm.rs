@@ -188,7 +188,13 @@ async fn begin_parts(cluster: &Cluster, root: &BackupRecord) -> Result<(), Probl
         let view = &root.view;
         let new = new_backup(backup.clone(), volume.clone(), view.at.clone(), view.begun_ms);
         let record = BackupRecord {
-            view: Backup { vm: view.vm.clone(), part_of: Some(view.name.clone()), ..new },
+            view: Backup {
+                vm: view.vm.clone(),
+                part_of: Some(view.name.clone()),
+                by: view.by.clone(),
+                encrypted: view.encrypted,
+                ..new
+            },
             whole: root.whole,
             asks: false,
             schedule_made_ms: None,

@@ -10,8 +10,9 @@ use axum::routing::post;
 use perigee_http::{Json, Reply};
 use perigee_model::backup::{
     BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, RestoringLayer, SealForBackup,
-    SealedForBackup, ShipBackup, ShippedBackup, VmBackup,
+    SealedForBackup, SendBackupKey, ShipBackup, ShippedBackup, VmBackup,
 };
+use perigee_model::backup_key::BackupKey;
 use perigee_model::volume::{CreateVolume, IoStats, Step, VolumeInfo, VolumeSource};
 use perigee_model::{BackupName, LayerId, Problem, VolumeName};
 
@@ -36,6 +37,8 @@ pub struct Backups {
     pub taken_ms: Option<u64>,
     /// This one can't be deleted.
     pub stays: Option<BackupName>,
+    /// The keys that were sent.
+    pub keys: Vec<BackupKey>,
 }
 
 pub fn routes() -> Router<Arc<Mutex<Inside>>> {
@@ -43,6 +46,7 @@ pub fn routes() -> Router<Arc<Mutex<Inside>>> {
         .route("/v1/volumes/{volume}/backup", post(ship))
         .route("/v1/volumes/{volume}/backup/end", post(end))
         .route("/v1/backups/delete", post(delete))
+        .route("/v1/backups/key", post(take_key))
         .route("/v1/backups/seal", post(seal))
         .route("/v1/backups/list", post(list))
         .route("/v1/volumes/{volume}/restore", post(restore))
@@ -63,12 +67,22 @@ async fn ship(
     }
     let taken_ms = ask.sealed.as_ref().map_or(ask.now_ms, |sealed| sealed.taken_ms);
     let taken_ms = backups.taken_ms.unwrap_or(taken_ms);
-    backups.at.entry(ask.to.address.clone()).or_default().insert(ask.name.clone(), ask);
+    let at = backups.at.entry(ask.to.address.clone()).or_default();
+    // Each holds 4096 bytes.
+    let held_bytes = 4096 * at.len() as u64;
+    if let Some(room) = &ask.room
+        && let Err(problem) = room.check("can't back up", held_bytes, 4096)
+    {
+        return step(&Step::<ShippedBackup>::Failed(problem));
+    }
+    let held_bytes = ask.room.is_some().then_some(held_bytes + 4096);
+    at.insert(ask.name.clone(), ask);
     step(&Step::Done(ShippedBackup {
         taken_ms,
         size_bytes: 1 << 30,
         data_bytes: 4096,
         shipped_bytes: 4096,
+        held_bytes,
     }))
 }
 
@@ -86,8 +100,16 @@ async fn delete(State(inside): Shared, Json(ask): Json<DeleteBackup>) -> String 
         let damaged = Problem::conflict("can't delete a backup", "its directory is damaged");
         return step(&Step::<()>::Failed(damaged));
     }
-    backups.at.entry(ask.at.address).or_default().remove(&ask.backup);
-    step(&Step::Done(()))
+    let at = backups.at.entry(ask.at.address).or_default();
+    at.remove(&ask.backup);
+    step(&Step::Done(ask.counts.then_some(4096 * at.len() as u64)))
+}
+
+async fn take_key(State(inside): Shared, Json(ask): Json<SendBackupKey>) -> Reply<()> {
+    let Inside { backups, restores, .. } = &mut *inside.lock().expect("lock");
+    restores.layers.iter_mut().for_each(|layer| layer.lacks_key = false);
+    backups.keys.push(ask.key);
+    Ok(Json(()))
 }
 
 async fn seal(
@@ -163,6 +185,7 @@ async fn restore(
             missing_bytes: TO_COME_BYTES,
             problem: String::new(),
             is_damaged: false,
+            lacks_key: false,
         });
     }
     let stats = IoStats::default();

@@ -1,0 +1,280 @@
+//! Backups that users of tenants have made: where they may be, who sees them, and what counts in the quota.
+
+use perigee_http::Client;
+use perigee_model::backup::{
+    Backup, BackupState, BackupTarget, BackupUser, FoundBackup, LookForBackups, NewBackup,
+    RestoreBackup,
+};
+use perigee_model::backup_key::BackupKey;
+use perigee_model::backup_schedule::{BackupSchedule, NewBackupSchedule};
+use perigee_model::job::ClusterVolume;
+use perigee_model::tenant::{Quota, SetBackupKey, Tenant, TenantBackupKey, TenantBackupTargets};
+use perigee_model::{BackupName, Problem, ProblemKind, VmId};
+
+use super::tenants::{Tenants, is_kind, new_volume, tenant, user_name, volume};
+use super::wait_for;
+use crate::level;
+use crate::storage::backups::{BackupRecord, new_backup};
+
+const TO: &str = "/srv/acme";
+
+fn at(address: &str) -> BackupTarget {
+    BackupTarget { address: address.to_owned(), endpoint: None }
+}
+
+fn of(name: &str, to: &str) -> NewBackup {
+    NewBackup { volume: Some(volume(name)), vm: None, to: at(to), whole: false, encrypted: false }
+}
+
+impl Tenants {
+    /// `acme` has these volumes, and may have backups.
+    async fn with_backups(volumes: &[&str]) -> Self {
+        let tenants = Self::up().await;
+        tenants.allow("acme", &[TO]).await.expect("a target");
+        for name in volumes {
+            let new = new_volume(name, 1 << 30);
+            let _: ClusterVolume = tenants.ann.post("/v1/volumes", &new).await.expect("a volume");
+        }
+        tenants
+    }
+
+    async fn allow(&self, to: &str, targets: &[&str]) -> Result<Tenant, Problem> {
+        let targets = targets.iter().map(|target| at(target)).collect();
+        let path = format!("/v1/tenants/{to}/backup-targets");
+        self.admin.put(&path, &TenantBackupTargets { targets }).await
+    }
+
+    async fn ended(&self, backup: Backup) -> Backup {
+        let path = format!("/v1/backups/{}", backup.name);
+        wait_for("the backup to end", async || {
+            let known: Backup = self.admin.get(&path).await.expect("the backup");
+            (known.state != BackupState::Shipping).then_some(known)
+        })
+        .await
+    }
+
+    async fn back_up(&self, by: &Client, ask: &NewBackup) -> Backup {
+        self.ended(by.post("/v1/backups", ask).await.expect("a backup")).await
+    }
+
+    async fn held_bytes(&self) -> u64 {
+        let shown: Tenant = self.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
+        shown.backup_bytes
+    }
+}
+
+async fn listed(by: &Client) -> usize {
+    by.get::<Vec<Backup>>("/v1/backups").await.expect("a list").len()
+}
+
+#[tokio::test]
+async fn a_member_makes_restores_and_deletes_backups_that_no_other_tenant_sees() {
+    let tenants = Tenants::with_backups(&["data"]).await;
+    let done = tenants.back_up(&tenants.amy, &of("data", TO)).await;
+    assert_eq!(done.state, BackupState::Completed, "{done:?}");
+    let by = BackupUser { tenant: tenant("acme"), user: user_name("amy") };
+    assert_eq!(done.by, Some(by));
+    let short = done.name.as_str().strip_prefix("acme~").expect("it is acme's");
+    let seen = [&tenants.ann, &tenants.amy, &tenants.bob, &tenants.bea, &tenants.admin];
+    let mut counts = Vec::new();
+    for client in seen {
+        counts.push(listed(client).await);
+    }
+    assert_eq!(counts, [1, 1, 0, 0, 1]);
+    let path = format!("/v1/backups/{}", done.name);
+    is_kind(tenants.bob.get::<Backup>(&path).await, ProblemKind::NotFound);
+    is_kind(tenants.bob.delete(&path).await, ProblemKind::NotFound);
+    let ask = |from| RestoreBackup { volume: volume("copy"), host: None, from, whole: true };
+    let restore = format!("{path}/restore");
+    is_kind(tenants.bob.post::<ClusterVolume>(&restore, &ask(None)).await, ProblemKind::NotFound);
+    let elsewhere = tenants.amy.post::<ClusterVolume>(&restore, &ask(Some(at("/etc")))).await;
+    is_kind(elsewhere, ProblemKind::Forbidden);
+    let restored: ClusterVolume = tenants
+        .amy
+        .post(&format!("/v1/backups/{short}/restore"), &ask(None))
+        .await
+        .expect("a copy");
+    assert_eq!(restored.name.as_str(), "acme~copy");
+    is_kind(tenants.amy.delete(&format!("{path}?forget=true")).await, ProblemKind::Forbidden);
+    tenants.amy.delete(&path).await.expect("it is deleted");
+    wait_for("it to be gone", async || (listed(&tenants.admin).await == 0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn backups_of_tenants_are_only_where_an_admin_has_allowed_them() {
+    let tenants = Tenants::up().await;
+    let _: ClusterVolume =
+        tenants.ann.post("/v1/volumes", &new_volume("data", 1 << 30)).await.expect("a volume");
+    let ask = async |by: &Client, to: &str| by.post::<Backup>("/v1/backups", &of("data", to)).await;
+    let none = is_kind(ask(&tenants.amy, TO).await, ProblemKind::Forbidden);
+    assert!(none.why.contains("tenant acme may use no target"), "{none}");
+    tenants.allow("acme", &[TO, "s3://bucket/acme"]).await.expect("targets");
+    let other = is_kind(ask(&tenants.amy, "/etc").await, ProblemKind::Forbidden);
+    assert!(other.why.contains("these targets only: /srv/acme, s3://bucket/acme"), "{other}");
+    // Each has a place alone.
+    for of_others in ["/srv/acme", "/srv/acme/blue", "/srv", "s3://bucket"] {
+        is_kind(tenants.allow("blue", &[of_others]).await, ProblemKind::Invalid);
+        let by_admin = NewBackup { volume: Some(volume("acme~data")), ..of("data", of_others) };
+        is_kind(tenants.admin.post::<Backup>("/v1/backups", &by_admin).await, ProblemKind::Invalid);
+    }
+    is_kind(tenants.allow("acme", &["/srv", "/srv/acme"]).await, ProblemKind::Invalid);
+    is_kind(tenants.allow("nobody", &["/srv/n"]).await, ProblemKind::NotFound);
+    // A quota that is set keeps the targets.
+    tenants.set_quota("acme", Quota { backup_bytes: Some(1 << 30), ..Quota::default() }).await;
+    let shown: Tenant = tenants.ann.get("/v1/tenants/acme").await.expect("an operator sees it");
+    assert_eq!(shown.backup_targets.len(), 2);
+    // The volume server of the version before would count nothing.
+    let records = &tenants.lab.cluster.records;
+    level::raise(records, level::BACKUPS_OF_TENANTS - 1).await.expect("an older store");
+    is_kind(ask(&tenants.amy, TO).await, ProblemKind::Conflict);
+}
+
+#[tokio::test]
+async fn what_a_tenant_s_backups_hold_counts_in_its_quota() {
+    let tenants = Tenants::with_backups(&["a", "b", "c"]).await;
+    tenants.set_quota("acme", Quota { backup_bytes: Some(8192), ..Quota::default() }).await;
+    let ask = async |name: &str| {
+        tenants.amy.post::<Backup>("/v1/backups", &of(name, TO)).await.expect("a backup")
+    };
+    // Both are asked for at once, and shipped one after the other.
+    let both = [ask("a").await, ask("b").await];
+    for backup in both.clone() {
+        assert_eq!(tenants.ended(backup).await.state, BackupState::Completed);
+    }
+    assert_eq!(tenants.held_bytes().await, 8192);
+    let full = tenants.back_up(&tenants.amy, &of("c", TO)).await;
+    assert_eq!(full.state, BackupState::Failed);
+    let why = "tenant acme may have 8 KiB of backups and has 8 KiB; 4 KiB more are to be shipped";
+    assert!(full.problem.contains(why), "{full:?}");
+    tenants.amy.delete(&format!("/v1/backups/{}", both[0].name)).await.expect("deleted");
+    wait_for("its bytes", async || (tenants.held_bytes().await == 4096).then_some(())).await;
+    tenants.amy.delete(&format!("/v1/backups/{}", full.name)).await.expect("deleted");
+    wait_for("it to be gone", async || (listed(&tenants.amy).await == 1).then_some(())).await;
+    let again = tenants.back_up(&tenants.amy, &of("c", TO)).await;
+    assert_eq!(again.state, BackupState::Completed, "{again:?}");
+    is_kind(tenants.admin.delete("/v1/tenants/acme").await, ProblemKind::Conflict);
+}
+
+#[tokio::test]
+async fn a_tenant_sees_no_backups_that_admins_have_made_of_its_volumes() {
+    let tenants = Tenants::with_backups(&["data"]).await;
+    let ask = NewBackup { volume: Some(volume("acme~data")), ..of("data", "/srv/admins") };
+    let of_admin = tenants.back_up(&tenants.admin, &ask).await;
+    assert_eq!((of_admin.state, of_admin.by), (BackupState::Completed, None));
+    assert_eq!((listed(&tenants.ann).await, listed(&tenants.admin).await), (0, 1));
+    let path = format!("/v1/backups/{}", of_admin.name);
+    is_kind(tenants.ann.delete(&path).await, ProblemKind::NotFound);
+    assert_eq!(tenants.held_bytes().await, 0);
+}
+
+/// A member sees no VMs of others either.
+#[tokio::test]
+async fn a_member_sees_backups_of_its_own_vms_only() {
+    let tenants = Tenants::with_backups(&[]).await;
+    let name = BackupName::new("acme~web-20260101-000000").expect("a name");
+    let new = new_backup(name.clone(), volume("acme~web-root"), at(TO), 1);
+    let by = BackupUser { tenant: tenant("acme"), user: user_name("ann") };
+    let vm = Some(VmId::new("acme~web").expect("a name"));
+    let view = Backup { vm, by: Some(by), state: BackupState::Completed, ..new };
+    let record = BackupRecord { view, whole: false, asks: false, schedule_made_ms: None, vm: None };
+    tenants.lab.cluster.records.put(&format!("backups/{name}"), &record).await.expect("a record");
+    assert_eq!((listed(&tenants.ann).await, listed(&tenants.amy).await), (1, 0));
+    is_kind(tenants.amy.get::<Backup>(&format!("/v1/backups/{name}")).await, ProblemKind::NotFound);
+}
+
+#[tokio::test]
+async fn an_operator_of_a_tenant_finds_its_backups_at_a_target_and_no_others() {
+    let tenants = Tenants::with_backups(&["data"]).await;
+    let done = tenants.back_up(&tenants.amy, &of("data", TO)).await;
+    {
+        let mut hosts = [&tenants.lab.home, &tenants.lab.cloud].into_iter();
+        let host = hosts.find(|host| done.host.as_ref() == Some(&host.id)).expect("its host");
+        let mut inside = host.inside();
+        let there = inside.backups.at.get_mut(TO).expect("the target");
+        let other = there.values().next().expect("the backup").clone();
+        there.insert(BackupName::new("blue~data-1").expect("a name"), other);
+    }
+    let look = async |by: &Client, to: &str| {
+        let ask = LookForBackups { at: at(to), host: done.host.clone() };
+        by.post::<Vec<FoundBackup>>("/v1/look-for-backups", &ask).await
+    };
+    let found = look(&tenants.ann, TO).await.expect("a list");
+    assert_eq!(found.iter().map(|one| &one.name).collect::<Vec<_>>(), [&done.name]);
+    is_kind(look(&tenants.ann, "/srv").await, ProblemKind::Forbidden);
+    is_kind(look(&tenants.amy, TO).await, ProblemKind::Forbidden);
+    // The controller does not know it any more: an operator restores it.
+    tenants.admin.delete(&format!("/v1/backups/{}?forget=true", done.name)).await.expect("gone");
+    let (volume, host) = (volume("copy"), done.host.clone());
+    let ask = RestoreBackup { volume, host, from: Some(at(TO)), whole: true };
+    let path = format!("/v1/backups/{}/restore", done.name);
+    is_kind(tenants.amy.post::<ClusterVolume>(&path, &ask).await, ProblemKind::NotFound);
+    tenants.ann.post::<ClusterVolume>(&path, &ask).await.expect("a copy");
+}
+
+#[tokio::test]
+async fn an_encrypted_backup_needs_the_tenant_s_key_and_so_do_all_after_it() {
+    let tenants = Tenants::with_backups(&["a", "b"]).await;
+    let ask = |name, encrypted| NewBackup { encrypted, ..of(name, TO) };
+    let path = "/v1/tenants/acme/backup-key";
+    is_kind(tenants.ann.get::<TenantBackupKey>(path).await, ProblemKind::NotFound);
+    let none = tenants.amy.post::<Backup>("/v1/backups", &ask("a", true)).await;
+    assert!(is_kind(none, ProblemKind::Conflict).why.contains("tenant acme has no key"));
+    let set = async |by: &Client, key| by.put::<TenantBackupKey>(path, &SetBackupKey { key }).await;
+    is_kind(set(&tenants.amy, None).await, ProblemKind::Forbidden);
+    is_kind(set(&tenants.bob, None).await, ProblemKind::NotFound);
+    let made = set(&tenants.ann, None).await.expect("a key");
+    assert_eq!(tenants.ann.get::<TenantBackupKey>(path).await.expect("its key"), made);
+    is_kind(tenants.bob.get::<TenantBackupKey>(path).await, ProblemKind::NotFound);
+    // Backups need it, so it stays.
+    is_kind(set(&tenants.ann, None).await, ProblemKind::Conflict);
+    is_kind(set(&tenants.ann, Some(BackupKey::new([1; 32]))).await, ProblemKind::Conflict);
+    set(&tenants.ann, Some(made.key.clone())).await.expect("it is this one");
+    tenants.set_quota("acme", Quota::default()).await;
+    for (name, encrypted) in [("a", true), ("b", false)] {
+        let done = tenants.back_up(&tenants.amy, &ask(name, encrypted)).await;
+        assert!(done.state == BackupState::Completed && done.encrypted, "{done:?}");
+        let mut hosts = [&tenants.lab.home, &tenants.lab.cloud].into_iter();
+        let host = hosts.find(|host| done.host.as_ref() == Some(&host.id)).expect("its host");
+        let asked = host.inside().backups.at[TO][&done.name].clone();
+        assert_eq!((asked.encrypted, asked.key), (true, Some(made.key.clone())));
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_was_started_again_gets_the_key_for_what_is_still_to_come() {
+    let tenants = Tenants::with_backups(&["data"]).await;
+    let path = "/v1/tenants/acme/backup-key";
+    let made: TenantBackupKey =
+        tenants.ann.put(path, &SetBackupKey { key: None }).await.expect("a key");
+    let ask = NewBackup { encrypted: true, ..of("data", TO) };
+    let done = tenants.back_up(&tenants.amy, &ask).await;
+    let ask = RestoreBackup { volume: volume("copy"), host: None, from: None, whole: false };
+    let path = format!("/v1/backups/{}/restore", done.name);
+    let _: ClusterVolume = tenants.amy.post(&path, &ask).await.expect("a copy");
+    let mut hosts = [&tenants.lab.home, &tenants.lab.cloud].into_iter();
+    let host = hosts.find(|host| done.host.as_ref() == Some(&host.id)).expect("its host");
+    host.inside().restores.layers[0].lacks_key = true;
+    wait_for("the key", async || {
+        let inside = host.inside();
+        let has = !inside.restores.layers[0].lacks_key && inside.backups.keys == [made.key.clone()];
+        has.then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_schedule_of_a_member_makes_the_tenant_s_backups() {
+    let tenants = Tenants::with_backups(&["data"]).await;
+    let NewBackup { volume, to, .. } = of("data", TO);
+    let (vm, keep, encrypted) = Default::default();
+    let ask = NewBackupSchedule { volume, vm, to, every_s: 3600, keep, encrypted };
+    let path = "/v1/backup-schedules";
+    let set: BackupSchedule = tenants.amy.post(path, &ask).await.expect("a schedule");
+    wait_for("its backup", async || (tenants.held_bytes().await == 4096).then_some(())).await;
+    assert_eq!((listed(&tenants.amy).await, listed(&tenants.bob).await), (1, 0));
+    let all = async |by: &Client| by.get::<Vec<BackupSchedule>>(path).await.expect("a list").len();
+    assert_eq!((all(&tenants.ann).await, all(&tenants.bob).await), (1, 0));
+    let its = format!("{path}/{}", set.name);
+    is_kind(tenants.bob.delete(&its).await, ProblemKind::NotFound);
+    tenants.ann.delete(&its).await.expect("ended");
+}
