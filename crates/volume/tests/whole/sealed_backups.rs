@@ -57,6 +57,8 @@ async fn restore(server: &Server, from: &Path, at_once: bool) -> Result<VolumeIn
         at_once: at_once.then(|| LayerId(Uuid::new_v4())),
         key: key(1),
         encrypted: true,
+        layer: None,
+        owner: None,
     };
     let path = if at_once { "/v1/volumes/now/restore" } else { "/v1/volumes/whole/restore" };
     server.control.post_long(path, &ask, |_| {}).await
