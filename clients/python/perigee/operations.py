@@ -95,8 +95,8 @@ class Backups(Operations):
         *,
         request_key: Optional[str] = None,
     ) -> types.Vm:
-        """Makes a new VM of a backup of one, with new disks, which does not run. The answer
-        comes when it is there.
+        """Makes a new VM of a backup of one, which can be started. The answer comes when its
+        disks are there. Their bytes come afterwards, unless `whole` is asked for.
 
         A lost answer is asked for again, with the same key: one thing is made.
         """

@@ -2614,6 +2614,9 @@ RestoreVmBackup = TypedDict(
         "host": "NotRequired[Union[HostId, None]]",
         # The new VM.
         "vm": "VmId",
+        # All bytes are read and checked before the VM is made. Otherwise the VM can be started at
+        # once, and bytes of its disks come afterwards.
+        "whole": "NotRequired[bool]",
     },
 )
 
@@ -3162,11 +3165,14 @@ class VmBackup(TypedDict):
 
 
 class VmBackupPart(TypedDict):
-    """One of a VM's other disks."""
+    """One of a VM's other disks: a volume that it writes, the variables of its firmware, or the
+    state of its TPM.
+    """
 
     # The backup of the volume, at the same target.
     backup: BackupName
-    # The volume, as the VM names it.
+    # The volume. One that is not among the VM's volumes is a disk of its own, and its name says
+    # which (`VM-nvram`, `VM-tpm`).
     volume: VolumeName
 
 

@@ -163,8 +163,7 @@ pub async fn restore(
     json(to_its_end(async move { backups::restore(&cluster, &backup, ask).await }).await?)
 }
 
-/// Makes a new VM of a backup of one, with new disks, which does not run. The answer comes when it can be started. Bytes of its disks come afterwards, unless `whole` is
-/// asked for.
+/// Makes a new VM of a backup of one, which can be started. The answer comes when its disks are there. Their bytes come afterwards, unless `whole` is asked for.
 #[utoipa::path(post, path = "/backups/{backup}/restore-vm", tag = "backups",
     params(("backup" = String, Path)), request_body = RestoreVmBackup,
     responses((status = 200, body = Vm)))]

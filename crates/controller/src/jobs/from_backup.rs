@@ -106,7 +106,12 @@ impl Run {
 
     /// Deletes the volumes that were made for a VM whose other disks could not be made. Its own disks go as those of every VM do.
     pub(super) async fn drop_restored_volumes(&self) -> Result<(), Problem> {
-        let Some(of) = self.from_backup().filter(|of| of.failed.is_some()) else { return Ok(()) };
+        let Some(of) = self.from_backup() else { return Ok(()) };
+        // Somebody has to find that nothing comes to a disk any more of which the host was just asked.
+        of.disks.iter().for_each(|disk| self.cluster.drive_restore(disk.layer));
+        if of.failed.is_none() {
+            return Ok(());
+        }
         let owner = owner_of(self.job());
         for disk in of.disks.iter().filter(|disk| disk.role.is_data()) {
             match backups::drop_disk(&self.cluster, of, disk, &owner).await {

@@ -2,7 +2,7 @@
 //! the backup (`jobs/from_backup.rs`). The VM can be started as soon as they are there, which is before their bytes are.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use perigee_model::backup::{BackupTarget, FoundBackup, RestoreVmBackup, VmBackup};
 use perigee_model::from_backup::{DiskFromBackup, FromBackup};
@@ -15,7 +15,7 @@ use perigee_model::{
 use perigee_planner::Traits;
 use uuid::Uuid;
 
-use super::persistent;
+use super::{live, persistent};
 use crate::accounts::hold_volume;
 use crate::cluster::Cluster;
 use crate::jobs::{self, own_volume};
@@ -245,31 +245,41 @@ fn with_disks(mut record: JobRecord, of: FromBackup, start: &HostId) -> JobRecor
     record
 }
 
+/// Waits until a VM that has ended is shown no more.
+async fn until_forgotten(cluster: &Cluster, id: &JobId) {
+    let begun = Instant::now();
+    while cluster.index.job(id).is_some() && begun.elapsed() < UNDO_PATIENCE {
+        tokio::time::sleep(cluster.timing.poll).await;
+    }
+}
+
 /// Waits until the VM has its disks. If they can't be made, until it is deleted again.
-async fn until_made(cluster: &Cluster, id: &JobId, mut changes: Watch) -> Result<(), Problem> {
-    let (key, mut failed) = (job_key(id), None);
+async fn until_made(cluster: &Arc<Cluster>, id: &JobId, mut changes: Watch) -> Result<(), Problem> {
+    let key = job_key(id);
+    let mut why = Problem::conflict(
+        format!("can't make VM {id} of a backup"),
+        "it was deleted before it had its disks",
+    );
     let mut now: Option<JobRecord> = cluster.records.read(&key).await?;
     loop {
-        let Some(record) = &now else {
-            let gone = || {
-                let what = format!("can't make VM {id} of a backup");
-                Problem::conflict(what, "it was deleted meanwhile")
-            };
-            return Err(failed.unwrap_or_else(gone));
-        };
+        let Some(record) = &now else { return Err(why) };
         let Some(of) = record.kind.persistent_vm().and_then(|vm| vm.from_backup.as_ref()) else {
-            return Ok(());
+            // What others see of it comes after the store.
+            return live::until_heeded(cluster, record, |vm| vm.from_backup.is_none()).await;
         };
-        failed = failed.or_else(|| of.failed.clone());
-        let change = match failed.take() {
+        if let Some(problem) = &of.failed {
+            why = problem.clone();
+        }
+        if record.job.state.is_final() {
+            until_forgotten(cluster, id).await;
+            return Err(why);
+        }
+        let change = match record.ending {
             None => changes.next().await,
-            Some(problem) if record.job.state.is_final() => return Err(problem),
-            Some(problem) => match tokio::time::timeout(UNDO_PATIENCE, changes.next()).await {
-                Ok(change) => {
-                    failed = Some(problem);
-                    change
-                }
-                Err(_) => return Err(problem),
+            // What is left at a host that is away goes later.
+            Some(_) => match tokio::time::timeout(UNDO_PATIENCE, changes.next()).await {
+                Ok(change) => change,
+                Err(_) => return Err(why),
             },
         };
         now = match change {

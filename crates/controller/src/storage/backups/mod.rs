@@ -156,21 +156,23 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
         room::check_encrypted(cluster, &what, name.as_str()).await?;
     }
     let (schedule, schedule_made_ms) = schedule.unzip();
-    let _looking = driver::LOOKING.lock().await;
-    if let BackupOf::Vm(vm) = &of {
-        vm::check_alone(cluster, vm, &to).await?;
-    }
     let is_of_vm = match of {
         BackupOf::Volume(_) => None,
         BackupOf::Vm(vm) => Some(vm),
     };
     let new = new_backup(name, volume, to, begun_ms);
     let view = Backup { vm: is_of_vm, parts, schedule, by, encrypted, ..new };
+    vm::check_alone(cluster, &view).await?;
     let record = BackupRecord { view: view.clone(), whole, asks: false, schedule_made_ms, vm };
     if !cluster.records.create_asked(&backup_key(&view.name), &record).await? {
         return Err(
             Problem::conflict(what, "another backup of it began in this second").next("try again")
         );
+    }
+    // Of two that were begun at the same moment, each finds the other.
+    if let Err(problem) = vm::check_alone(cluster, &view).await {
+        cluster.records.remove(&backup_key(&view.name)).await?;
+        return Err(problem);
     }
     cluster.drive_backup(&view.name);
     Ok(view)

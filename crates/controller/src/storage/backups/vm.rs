@@ -96,17 +96,19 @@ fn own_disk(record: &JobRecord, what: &str, role: DiskRole) -> Result<VolumeName
         .ok_or_else(|| Problem::internal(what, format!("where its disk {role} is, is not known")))
 }
 
-/// Refuses a second backup to a target while another one of the VM is shipped there: what its disks keep for the first one would go. The caller holds
-/// [`super::driver::LOOKING`] until the second one has its record.
+/// Refuses a second backup of a VM to a target while another one is shipped there: what the disks keep for the first one would go.
 ///
 /// # Errors
 /// `Conflict`.
-pub async fn check_alone(cluster: &Cluster, vm: &VmId, to: &BackupTarget) -> Result<(), Problem> {
-    let is_it = |one: &Backup| {
+pub async fn check_alone(cluster: &Cluster, new: &Backup) -> Result<(), Problem> {
+    let Some(vm) = &new.vm else { return Ok(()) };
+    let is_other = |one: &Backup| {
         let is_shipped = one.state == BackupState::Shipping && one.part_of.is_none();
-        is_shipped && one.vm.as_ref() == Some(vm) && one.at.address == to.address
+        let is_same = one.vm.as_ref() == Some(vm) && one.at.address == new.at.address;
+        is_shipped && is_same && one.name != new.name
     };
-    let Some(other) = super::list(cluster).await?.into_iter().find(is_it) else { return Ok(()) };
+    let all = super::list(cluster).await?;
+    let Some(other) = all.into_iter().find(is_other) else { return Ok(()) };
     let why = format!("backup {} of it is being shipped to the same target", other.name);
     Err(Problem::conflict(format!("can't back up VM {vm}"), why)
         .next("wait until that one is complete, or has failed: perigee backup list"))
