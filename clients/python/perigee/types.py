@@ -654,6 +654,8 @@ class GangMove(TypedDict):
     trouble: str
     # Why the VMs go back, or did not move at all; empty: they do not.
     undone: str
+    # Whether the disks of a VM come after it, and go back with it.
+    volumes: NotRequired[VolumesOnMove]
 
 # A group of VMs of a tenant that share a host, or never do (`host_rules`).
 GroupName = str
@@ -1731,10 +1733,15 @@ class MoneyRules(TypedDict):
 class MoveJob(TypedDict):
     """Asks for a move of all VMs of a gang."""
 
+    # They come although a replica of one is at the destination's site, and no other site has a copy
+    # of it then.
+    confirmed: NotRequired[bool]
     # Where to: a host for each rank, or one for all of them. Empty if a site is named.
     hosts: NotRequired[List[HostId]]
     # To this site, to whichever of its hosts have room.
     site: NotRequired[Union[SiteId, None]]
+    # Whether the VMs' own disks and the volumes that they write come after them.
+    volumes: NotRequired[VolumesOnMove]
 
 # A move by itself whose gain is judged for some time.
 MoveTrial = TypedDict(
@@ -2114,6 +2121,11 @@ class PlanOption(TypedDict):
     cost: NotRequired[Union[OptionCost, None]]
     # Where the VM ends: the same host, but for `migrate`.
     end: HostId
+    # Where each of them ends, if that is another host for one of them.
+    end_hosts: NotRequired[List[HostId]]
+    # Of a job with several VMs: where each of them would start, in the order of their ranks.
+    # `predicted` has the parts of the slowest one.
+    hosts: NotRequired[List[HostId]]
     # How much longer it takes than the chosen option. What both have in common cancels out, so this
     # is known better than either total. None for the chosen one.
     longer: NotRequired[Union[Estimate, None]]
@@ -2681,6 +2693,8 @@ class Score(TypedDict):
     all: ScoreOf
     # By what was chosen, and what the prediction rested on.
     by_option: List[ScoreOfOption]
+    # Those of them that had several VMs.
+    gangs: NotRequired[ScoreOf]
     # Of what the jobs that cost something were predicted to cost, against what was spent. Jobs that
     # began anew do not count.
     money: ScoreOf
