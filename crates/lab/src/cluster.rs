@@ -7,10 +7,11 @@ use std::time::Duration;
 use perigee_http::certificate::hex;
 use perigee_http::{Body, Client, Method, file_body};
 use perigee_model::data::{FileAddress, FileEntry};
+use perigee_model::gang::moving::GangMove;
 use perigee_model::inputs::{Input, InputFrom, InputList, UPLOADED_INPUTS, UploadedFile};
 use perigee_model::job::{
-    ClusterImage, ClusterVolume, Job, JobSpec, JobState, Link, LogLine, Migration, MoveVm,
-    NewVolume, Sample, Vm, VmVolume,
+    ClusterImage, ClusterVolume, Job, JobMoveAsked, JobSpec, JobState, Link, LogLine, Migration,
+    MoveJob, MoveVm, NewVolume, Sample, Vm, VmVolume,
 };
 use perigee_model::plan::{Decision, Plan};
 use perigee_model::replica::{Replica, ReplicateVolume, StopReplica};
@@ -210,6 +211,32 @@ impl Cluster {
         Err(late(format!("can't cancel job {id}")))
     }
 
+    /// A job as it is now.
+    pub async fn job(&self, id: &JobId) -> Result<Job, Problem> {
+        self.quick.get(&format!("/v1/jobs/{id}")).await
+    }
+
+    /// Moves all VMs of a job with several ones, each rank to its host, and waits until they are there.
+    ///
+    /// # Errors
+    /// The request is refused, or the VMs went back.
+    pub async fn move_job(&self, id: &JobId, hosts: &[HostId]) -> Result<GangMove, Problem> {
+        let ask = MoveJob { hosts: hosts.to_vec(), site: None };
+        let asked: JobMoveAsked = self.quick.post(&format!("/v1/jobs/{id}/move"), &ask).await?;
+        let end = tokio::time::Instant::now() + MOVE_DEADLINE;
+        while tokio::time::Instant::now() < end {
+            let last = self.job(id).await?.gang_move;
+            if let Some(last) = last.filter(|m| m.asked == Some(asked.request) && !m.is_open()) {
+                return match last.is_undone() {
+                    false => Ok(last),
+                    true => Err(Problem::internal(format!("can't move job {id}"), last.undone)),
+                };
+            }
+            tokio::time::sleep(LOOK_AT_MOVE_EVERY).await;
+        }
+        Err(late(format!("can't end the move of job {id}")))
+    }
+
     /// Asks for a VM's move. Waits before that until what an earlier move has left is removed.
     pub async fn ask_to_move(&self, vm: &VmId, request: &MoveVm) -> Result<Migration, Problem> {
         let end = tokio::time::Instant::now() + MOVE_DEADLINE;
@@ -332,18 +359,23 @@ impl Cluster {
         read().map_err(|e| Problem::internal(format!("can't read the output of job {job}"), e))
     }
 
+    /// The last lines of a job's log.
+    pub async fn log_tail(&self, id: &JobId) -> Result<String, Problem> {
+        let lines: Vec<LogLine> = self.quick.get(&format!("/v1/jobs/{id}/log?after=0")).await?;
+        let last = &lines[lines.len().saturating_sub(15)..];
+        let texts: Vec<&str> = last.iter().map(|line| line.line.as_str()).collect();
+        Ok(texts.join("\n    "))
+    }
+
     /// A problem with the last lines of a failed job's log.
     async fn failure(&self, job: &Job) -> Problem {
-        let lines: Vec<LogLine> =
-            self.quick.get(&format!("/v1/jobs/{}/log?after=0", job.id)).await.unwrap_or_default();
-        let tail: Vec<&str> =
-            lines.iter().rev().take(15).rev().map(|line| line.line.as_str()).collect();
+        let tail = self.log_tail(&job.id).await.unwrap_or_default();
         let code = job.exit_code.map_or_else(String::new, |code| format!(" (exit code {code})"));
         let why = format!("{}{code}", job.reason);
         Problem::internal(format!("job {} failed", job.id), why).next(if tail.is_empty() {
             String::new()
         } else {
-            format!("the end of its log:\n    {}", tail.join("\n    "))
+            format!("the end of its log:\n    {tail}")
         })
     }
 }

@@ -9,6 +9,7 @@
 //! | what is the WAN between the sites like | `wan/` |
 //! | which fields has a lab's definition file | `lab_file.rs` |
 //! | what restarts the daemons | `supervisor.rs` |
+//! | how fast are the hosts' network cards | `cards.rs` |
 //! | what does somebody see who listens in a network | `capture.rs` |
 //! | how is a lab started and removed | `up.rs`, `down.rs` |
 //! | where are its sockets and logs | `state.rs` |
@@ -41,6 +42,7 @@ pub mod balance;
 pub mod bare;
 pub mod burst;
 pub mod capture;
+pub mod cards;
 pub mod cluster;
 mod command;
 pub mod definition;

@@ -1,88 +1,124 @@
-//! The lab with the data at both hosts, and the job that is measured.
+//! The papers' cluster: four servers and a target at one site, two servers and a target at the other. And what all cells need: the data at both
+//! targets, the network's pace, and the programs.
+//!
+//! Each target is at a site of the lab of its own, which only a LAN without delay separates from the servers: so no VM is placed there. All hosts'
+//! network cards have the rate of the paper's Ethernet, dilated.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use perigee_http::Client;
+use anyhow::{Context, Result, ensure};
+use perigee_lab::cards::{self, Cards};
 use perigee_lab::cluster::Cluster;
-use perigee_lab::demo::{self, Stage};
-use perigee_lab::measuring::load_1min;
-use perigee_lab::wan::{self, Change};
-use perigee_lab::{Lab, Steps};
-use perigee_model::job::{Host, Job, JobSpec, JobState, LogLine};
-use perigee_model::{HostId, VolumeName, job_file};
-use sha2::{Digest, Sha256};
+use perigee_lab::wan::{self, Change, LinkSettings, Rate};
+use perigee_lab::{Definition, Lab, LabId, SiteDef, Steps};
+use perigee_model::job::{Host, JobSpec};
+use perigee_model::{HostId, ImageName, SiteId, VolumeName, job_file};
 
-use crate::results::{HostRun, Run, StepTime, VM_COUNT, Work};
-use crate::right::{self, Right, python};
-use crate::series::{Sampler, ServerPoint, of_guest};
-use crate::{domain0, tables};
+use crate::cell::Cell;
+use crate::dilation::Pace;
+use crate::results::Side;
+use crate::right::{self, Right};
+use crate::series::Target;
+use crate::tables;
+use crate::target_memory::TargetMemory;
 
-const MEMORY: &str = "320MiB";
 pub const SUPPORT: &str = "0.02";
+/// The power test's steps, and the throughput test's streams.
+pub const STEPS: &str = "refresh-1 14 refresh-2";
+pub const STREAMS: [&str; 2] = ["6", "12"];
+/// How much [`crate::works`] of `fixed` computes.
+pub const FIXED: &str = "200000";
 /// The database's volume has this much, and eight times the size of the tables.
-const TABLES_BYTES: u64 = 1 << 30;
-const MINING_BYTES: u64 = 1 << 30;
-const SLOW: Duration = Duration::from_secs(600);
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// For all programs at one distance.
-const RUN_DEADLINE: Duration = Duration::from_secs(3 * 3600);
-const SCRIPTS: [(&str, &str); 2] =
-    [("works.sh", include_str!("works.sh")), ("rank.sh", include_str!("rank.sh"))];
+const TABLES_BYTES: u64 = 512 << 20;
+const MINING_BYTES: u64 = 256 << 20;
+/// Beside the guests' memory the paper's target had twice as much.
+const TARGET_MEMORY: u64 = 2;
+const SCRIPT: (&str, &str) = ("works.py", include_str!("works.py"));
 const PROGRAMS: [&str; 4] = ["hpa.py", "pfp.py", "blast.py", "itemsets.py"];
 /// The files of TPC-H, and the directories that the guests have them in.
 const TPCH: &str = "tpch";
 const TABLES: &str = "tables";
-/// Below the scratch directory.
-const PROGRAMS_DIR: &str = "programs";
-const MINING: &str = "mining";
-const TPCH_RIGHT: &str = "tpch-right";
+/// The sites with servers, and their targets' sites.
+const SERVERS: [(&str, &[&str]); 2] =
+    [("home", &["home1", "home2", "home3", "home4"]), ("cloud", &["cloud1", "cloud2"])];
+const TARGETS: [(&str, &str); 2] = [("san", "store1"), ("vault", "store2")];
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Size {
     pub transactions: u32,
     pub sequences: u32,
     pub scale_factor: f64,
+    /// Of each guest.
+    pub memory_bytes: u64,
 }
 
-/// The volumes with the data of one home: what HPA, PFP and BLAST read, and the database.
-struct Data {
-    mining: VolumeName,
-    tables: VolumeName,
+/// The volumes with the data at one target: what HPA, PFP and BLAST read, and the database.
+pub struct Data {
+    pub mining: VolumeName,
+    pub tables: VolumeName,
 }
 
 pub struct Bench<'a> {
-    lab: &'a Lab,
-    cluster: Cluster,
-    client: Client,
-    steps: &'a Steps,
-    stage: Stage,
-    /// The host of the VMs, and the one at the other end of the WAN.
-    hosts: [HostId; 2],
-    /// At each of them.
-    data: [Data; 2],
-    inputs: String,
+    pub lab: &'a Lab,
+    pub cluster: Cluster,
+    pub steps: &'a Steps,
+    pub image: ImageName,
+    pub size: Size,
+    /// Of the VMs' site, and of the other one.
+    pub targets: [HostId; 2],
+    pub data: [Data; 2],
+    pub inputs: String,
     pub transactions_bytes: u64,
     pub table_bytes: u64,
-    /// The directory of the programs, and the one with their data.
-    workloads: PathBuf,
-    scratch: PathBuf,
-    /// What HPA, PFP and BLAST have to find.
-    right: Right,
+    pub database_bytes: u64,
+    pub scratch: PathBuf,
+    /// What the programs have to find.
+    pub right: Right,
+    memory: [Option<TargetMemory>; 2],
     number: u32,
 }
 
-fn sha256(text: &str) -> String {
-    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn name(text: &str) -> Result<VolumeName> {
+pub fn volume(text: &str) -> Result<VolumeName> {
     Ok(VolumeName::new(text)?)
 }
 
+/// The lab. `image` is the image's directory.
+///
+/// # Errors
+/// Never: the names are valid constants.
+pub fn cluster(image: &Path) -> Result<Definition> {
+    let site = |name: &str, hosts: &[&str]| -> Result<SiteDef> {
+        let hosts: Result<Vec<HostId>, _> = hosts.iter().map(|host| HostId::new(*host)).collect();
+        Ok(SiteDef { name: SiteId::new(name)?, hosts: hosts? })
+    };
+    let mut sites = Vec::new();
+    for ((servers, hosts), (store, target)) in SERVERS.into_iter().zip(TARGETS) {
+        sites.extend([site(servers, hosts)?, site(store, &[target])?]);
+    }
+    let mut definition = Definition::new(LabId::random(), sites, LinkSettings::of_rtt_us(0));
+    definition.probe_kernel = Some(image.join("vmlinuz"));
+    // The guests' own iSCSI initiators log in there.
+    for (_, target) in TARGETS {
+        let address = definition.host_address(&HostId::new(target)?);
+        definition.guests_reach.extend(address.map(|address| address.to_string()));
+    }
+    Ok(definition)
+}
+
+/// Whether a link is between the two sites of the paper, and not within one.
+pub fn is_wan(sites: &[SiteId; 2]) -> bool {
+    let place = |site: &SiteId| {
+        let is = |name: &str| site.as_str() == name;
+        (0..2).position(|index| is(SERVERS[index].0) || is(TARGETS[index].0))
+    };
+    place(&sites[0]) != place(&sites[1])
+}
+
 impl<'a> Bench<'a> {
-    /// Makes the data at the far host, and copies it to the VMs' host.
+    /// Makes the data at the far target, and copies it to the near one.
+    ///
+    /// # Errors
+    /// A step fails; the error names it.
     pub async fn prepare(
         lab: &'a Lab,
         image: &Path,
@@ -91,52 +127,51 @@ impl<'a> Bench<'a> {
         steps: &'a Steps,
     ) -> Result<Self> {
         let cluster = Cluster::new(lab)?;
-        let stage = demo::stage(&lab.definition)?;
-        let near = lab.definition.hosts().next().context("a lab has hosts")?.1.clone();
-        let hosts = [near, stage.near.clone()];
         let scratch = lab.dir().join("seeds");
         std::fs::create_dir_all(&scratch)?;
-        let step = steps.begin(
-            "make the transactions, the sequences and the tables, and find the right results on this machine",
-        );
+        let step = steps.begin("make the transactions, the sequences and the tables, and find the right results on this machine");
         let workloads = std::path::absolute(workloads)?;
-        let mining = scratch.join(MINING);
+        let mining = scratch.join("mining-near");
         let transactions_bytes =
             right::make_data(&workloads, size.transactions, size.sequences, &mining)?;
-        let right = Right::find(&workloads, &mining)?;
-
         let table_bytes = tables::write(size.scale_factor, &scratch.join(TABLES))?;
-        let answers = python(
-            &workloads,
-            &["tpch/reference.py", "answers", &scratch.join(TABLES).display().to_string()],
-        )?;
-        std::fs::write(scratch.join(TPCH_RIGHT), answers)?;
+        let right = Right::find(&workloads, &mining, &scratch)?;
+        let right = right.with_answers(&scratch.join(TABLES))?;
         step.done(&format!("{} itemsets", right.itemsets.lines().count()));
 
-        let image = std::path::absolute(image.join("debian-pg.raw"))?;
-        let step = steps.begin("import the image at both hosts");
-        cluster.import_image(&stage.image, &image).await?;
+        let name = ImageName::new("debian")?;
+        let step = steps.begin("import the image at all hosts");
+        cluster.import_image(&name, &std::path::absolute(image.join("debian-pg.raw"))?).await?;
         step.done("");
-        write_programs(&workloads, &scratch.join(PROGRAMS_DIR))?;
+        write_programs(&workloads, &scratch.join("programs"))?;
         let bundle = scratch.join("programs.tar");
-        pack(&bundle, &[(&scratch.join(PROGRAMS_DIR), "")])?;
+        pack(&bundle, &[(&scratch.join("programs"), "")])?;
         let inputs = cluster.upload(&bundle).await?;
-        let far = Data { mining: name("mining-far")?, tables: stage.volume.clone() };
-        let near = Data { mining: name("mining-near")?, tables: name("tables-near")? };
+        let data = |side: &str| -> Result<Data> {
+            let of = |what: &str| volume(&format!("{what}-{side}"));
+            Ok(Data { mining: of("mining")?, tables: of("tables")? })
+        };
+        let targets = [HostId::new(TARGETS[0].1)?, HostId::new(TARGETS[1].1)?];
+        let limit = TARGET_MEMORY * size.memory_bytes;
+        let group = |host: &HostId| {
+            TargetMemory::new(&format!("perigee-seeds-{}-{host}", lab.definition.id), limit)
+        };
+        let memory = targets.each_ref().map(group);
         let mut bench = Self {
             lab,
-            client: lab.client(SLOW)?,
             cluster,
             steps,
-            stage,
-            hosts,
-            data: [near, far],
+            image: name,
+            size,
+            targets,
+            data: [data("near")?, data("far")?],
             inputs,
             transactions_bytes,
             table_bytes,
-            workloads,
+            database_bytes: 0,
             scratch,
             right,
+            memory,
             number: 0,
         };
         let bundle = bench.scratch.join("mining.tar");
@@ -148,15 +183,15 @@ impl<'a> Bench<'a> {
         Ok(bench)
     }
 
-    /// Writes the programs' data onto a volume at the far host.
-    async fn fill(&mut self, inputs: String) -> Result<()> {
-        let volume = self.data[1].mining.clone();
-        self.cluster.create_volume(&volume, &self.hosts[1], MINING_BYTES).await?;
+    /// Writes the programs' data onto a volume at the far target.
+    async fn fill(&self, inputs: String) -> Result<()> {
+        let volume = &self.data[1].mining;
+        self.cluster.create_volume(volume, &self.targets[1], MINING_BYTES).await?;
         let text = format!(
-            "name: fill\nimage: {}\nmemory: {MEMORY}\nplacement: {{host: {}, move: never}}\n\
+            "name: fill\nimage: {}\nmemory: 256MiB\nplacement: {{host: {}, move: never}}\n\
              volumes:\n  - {{volume: {volume}, mount: /mine, access: write}}\ncommand: |\n  \
              set -e\n  cp /job/inputs/* /mine/\n  sync\n",
-            self.stage.image, self.hosts[1]
+            self.image, self.targets[1]
         );
         let spec = job_file::parse(&text, "fill.yaml")?.spec;
         let mut step = self.steps.begin("write the data of the programs onto a volume");
@@ -165,238 +200,139 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Makes the database of the tables, on a volume at the far host.
-    async fn load(&self) -> Result<()> {
-        let volume = &self.stage.volume;
+    /// Makes the database of the tables, on a volume at the far target.
+    async fn load(&mut self) -> Result<()> {
+        let volume = &self.data[1].tables;
         let bytes = TABLES_BYTES + 8 * self.table_bytes;
-        self.cluster.create_volume(volume, &self.hosts[1], bytes >> 20 << 20).await?;
+        self.cluster.create_volume(volume, &self.targets[1], bytes >> 20 << 20).await?;
         let bundle = self.scratch.join("load.tar");
-        let programs = self.scratch.join(PROGRAMS_DIR).join(TPCH);
+        let programs = self.scratch.join("programs").join(TPCH);
         pack(&bundle, &[(&programs, TPCH), (&self.scratch.join(TABLES), TABLES)])?;
         let inputs = self.cluster.upload(&bundle).await?;
         let text = format!(
             "name: load\nimage: {}\nmemory: 512MiB\ntimeout: 1h\nplacement: {{host: {}, move: never}}\n\
-             volumes:\n  - {{volume: {volume}, mount: /data, access: write}}\n\
-             command: [sh, inputs/tpch/load.sh, inputs/tables, /data/pg]\n",
-            self.stage.image, self.hosts[1]
+             volumes:\n  - {{volume: {volume}, mount: /data, access: write}}\ncommand: |\n  \
+             set -e\n  sh inputs/tpch/load.sh inputs/tables /data/pg\n  \
+             du -sk /data/pg >$PERIGEE_OUTPUT/database-kib\n",
+            self.image, self.targets[1]
         );
         let spec = job_file::parse(&text, "load.yaml")?.spec;
         let mut step = self.steps.begin("load the tables into PostgreSQL");
-        self.cluster.run(&JobSpec { inputs: Some(inputs), ..spec }, &mut step).await?;
-        step.done("");
+        let job = self.cluster.run(&JobSpec { inputs: Some(inputs), ..spec }, &mut step).await?;
+        let outputs = self.cluster.output(&job.id).await?;
+        let said = outputs.iter().find(|(name, _)| name == "database-kib");
+        let kib = said.and_then(|(_, text)| text.split_whitespace().next()?.parse::<u64>().ok());
+        self.database_bytes = kib.context("the database's size")? << 10;
+        step.done(&format!("{} MiB", self.database_bytes >> 20));
         Ok(())
     }
 
-    /// The same programs on the host itself, one after the other.
-    pub fn on_host(&self, works: &[Work]) -> Result<Vec<HostRun>> {
-        let step = self.steps.begin("the same programs on the host itself");
-        let from = domain0::From {
-            programs: &self.scratch.join(PROGRAMS_DIR),
-            mining: &self.scratch.join(MINING),
-            tables: &self.scratch.join(TABLES),
-        };
-        let measured = domain0::measure(from, works)?;
-        let mut runs = Vec::new();
-        for (work, found) in measured {
-            self.check(work, &found.found, &found.answers)?;
-            let (seconds, busy, load_1min) = (found.seconds, found.busy, found.load_1min);
-            runs.push(HostRun { work, seconds, busy, load_1min });
-        }
-        step.done("");
-        Ok(runs)
-    }
-
-    /// Whether a program has found what it should: what one process finds, and answers as SQLite gives them.
-    fn check(&self, work: Work, found: &str, answers: &[String]) -> Result<()> {
-        match work {
-            Work::Hpa | Work::Pfp | Work::Blast => self.right.check(work, found)?,
-            Work::Tpch => {
-                ensure!(answers.len() == VM_COUNT as usize, "{} VMs have answers", answers.len());
-                let right = self.scratch.join(TPCH_RIGHT).display().to_string();
-                for (rank, text) in answers.iter().enumerate() {
-                    let got = self.scratch.join("tpch-got");
-                    std::fs::write(&got, text)?;
-                    let line = ["tpch/reference.py", "compare", &right, &got.display().to_string()];
-                    python(&self.workloads, &line).with_context(|| format!("rank {rank}"))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The same data at the VMs' host: clones that are moved there.
+    /// The same data at the near target: clones that are moved there.
     async fn copy_near(&self) -> Result<()> {
-        let step = self.steps.begin(format!("copy the data to {}", self.hosts[0]));
+        let step = self.steps.begin(format!("copy the data to {}", self.targets[0]));
         let [near, far] = &self.data;
         for (copy, of) in [(&near.mining, &far.mining), (&near.tables, &far.tables)] {
             self.cluster.clone_volume(copy, of).await?;
-            self.cluster.move_volume(copy, &self.hosts[0]).await?;
+            self.cluster.move_volume(copy, &self.targets[0]).await?;
             let moved = self.cluster.volume_moved(copy).await?;
-            ensure!(moved.to == self.hosts[0], "{copy} did not come: {moved:?}");
+            ensure!(moved.to == self.targets[0], "{copy} did not come: {moved:?}");
         }
         step.done("");
         Ok(())
     }
 
-    /// What the VMs at their host run with: `kvm` or `tcg`.
+    /// What the VMs run with: `kvm` or `tcg`.
     pub async fn accelerator(&self) -> Result<String> {
-        let hosts: Vec<Host> = self.client.get("/v1/hosts").await?;
-        let host = hosts.into_iter().find(|host| host.id == self.hosts[0]).context("no host")?;
+        let hosts: Vec<Host> =
+            self.lab.client(std::time::Duration::from_secs(30))?.get("/v1/hosts").await?;
+        let server = self.servers(0)?.remove(0);
+        let host = hosts.into_iter().find(|host| host.id == server).context("no host")?;
         Ok(host.accelerator.map_or_else(String::new, |it| format!("{it:?}").to_lowercase()))
     }
 
-    async fn set_wan(&self, rtt_ms: u32) -> Result<()> {
-        let sites = &self.lab.definition.sites;
-        let rtt_us = Some(u64::from(rtt_ms) * 1000);
-        wan::set(self.lab, &sites[0].name, &sites[1].name, Change { rtt_us, ..Change::default() })
-            .await?;
+    /// The servers of a site of the paper's: 0, where the VMs start, or 1.
+    pub fn servers(&self, site: usize) -> Result<Vec<HostId>> {
+        SERVERS[site].1.iter().map(|host| Ok(HostId::new(*host)?)).collect()
+    }
+
+    /// The name of the site with the servers where the VMs start.
+    pub fn home(&self) -> &'static str {
+        SERVERS[0].0
+    }
+
+    /// The network of a cell: the round trip between the sites, and the rate of each host's card.
+    pub async fn set_network(&self, cell: Cell, pace: Pace) -> Result<()> {
+        for link in &self.lab.definition.links {
+            let rtt_ms = if is_wan(&link.sites) { cell.rtt_ms } else { 0 };
+            wan::set(self.lab, &link.sites[0], &link.sites[1], pace.link(rtt_ms)?).await?;
+        }
+        self.set_cards(Rate(Some(pace.card_bits_per_s())), Cards::One).await
+    }
+
+    /// As fast as the machine, for preparations.
+    pub async fn free_network(&self) -> Result<()> {
+        let change = Change { rtt_us: Some(0), rate: Some(Rate::UNLIMITED), ..Change::default() };
+        wan::set_all(self.lab, change).await?;
+        self.set_cards(Rate::UNLIMITED, Cards::One).await
+    }
+
+    pub async fn set_cards(&self, rate: Rate, cards: Cards) -> Result<()> {
+        for (_, host) in self.lab.definition.hosts() {
+            cards::set(self.lab, host, rate, cards).await?;
+        }
         Ok(())
     }
 
-    /// Runs the programs one after the other on four VMs. `None`: their data is local.
-    pub async fn run(&mut self, rtt_ms: Option<u32>, works: &[Work]) -> Result<Vec<Run>> {
-        self.set_wan(rtt_ms.unwrap_or(0)).await?;
+    /// The volume servers of both targets, in their groups, which have forgotten what they had read.
+    pub fn cold_targets(&self) -> Result<[Target; 2]> {
+        for host in &self.targets {
+            crate::domain0::forget(&self.lab.dir().join("hosts").join(host.as_str()).join("pool"))?;
+        }
+        let of = |side: Side| -> Result<Target> {
+            let host = &self.targets[side.index()];
+            let pid = u32::try_from(self.lab.host_pid(host, "volume")?)?;
+            self.target(side, vec![pid])
+        };
+        Ok([of(Side::Near)?, of(Side::Far)?])
+    }
+
+    /// A target with these processes, which are in its group from now on.
+    pub fn target(&self, side: Side, pids: Vec<u32>) -> Result<Target> {
+        let group = self.memory[side.index()].as_ref();
+        if let Some(group) = group {
+            for pid in &pids {
+                group.add(*pid)?;
+            }
+        }
+        Ok(Target { pids, memory: group.map(TargetMemory::gauge) })
+    }
+
+    /// Of each target, if both have a limit.
+    pub fn target_memory_bytes(&self) -> Option<u64> {
+        let both = self.memory.iter().all(Option::is_some);
+        both.then_some(TARGET_MEMORY * self.size.memory_bytes)
+    }
+
+    /// A clone of a volume with a name of its own, so that no cache has anything of it.
+    pub async fn fresh(&mut self, of: &VolumeName) -> Result<VolumeName> {
         self.number += 1;
-        let home = usize::from(rtt_ms.is_some());
-        // A volume of its own, so that no cache has anything of it. The database is cloned for each VM anyway.
-        let mining = name(&format!("mining-{}", self.number))?;
-        self.cluster.clone_volume(&mining, &self.data[home].mining).await?;
-        let words: Vec<&str> = works.iter().map(|work| work.name()).collect();
-        let text = format!(
-            "name: seeds\nimage: {}\ncount: {VM_COUNT}\nmpi: true\nmemory: {MEMORY}\noutput: 64MiB\ntimeout: 3h\n\
-             placement: {{host: {}, move: never}}\nenv: {{WORKS: '{}', SUPPORT: '{SUPPORT}'}}\n\
-             volumes:\n  - {{volume: {mining}, mount: /mine, access: read}}\n  - {{volume: {}, mount: /data, access: clone}}\n\
-             command: [sh, inputs/works.sh]\n",
-            self.stage.image,
-            self.hosts[0],
-            words.join(" "),
-            self.data[home].tables,
-        );
-        let spec = job_file::parse(&text, "seeds.yaml")?.spec;
-        let spec =
-            JobSpec { inputs: Some(self.inputs.clone()), outputs: vec!["/output".into()], ..spec };
-        let load_1min = load_1min()?;
-        let job = self.cluster.submit(&spec).await?;
-        let sampler = Sampler::start(self.lab, &self.hosts);
-        let where_is =
-            rtt_ms.map_or_else(|| "local data".to_owned(), |rtt| format!("data {rtt} ms away"));
-        let marks = self
-            .end(&job, &format!("{} on {VM_COUNT} VMs, {where_is}", words.join(", ")), &sampler)
-            .await?;
-        let servers = sampler.stop().await?;
-        let outputs = self.cluster.output(&job.id).await?;
-        self.cluster.delete_volume(&mining).await?;
-        let outcome = |work: &Work| {
-            let at = marks.iter().position(|(label, _)| label == work.name());
-            let began_and_ended = at.and_then(|at| Some((marks.get(at)?.1, marks.get(at + 1)?.1)));
-            let (began_s, ended_s) =
-                began_and_ended.with_context(|| format!("{} was not seen", work.name()))?;
-            let run = Run {
-                work: *work,
-                rtt_ms,
-                seconds: ended_s - began_s,
-                load_1min,
-                ..Run::default()
-            };
-            self.outcome(run, &outputs, &servers)
-        };
-        works.iter().map(outcome).collect()
+        let name = volume(&format!("{of}-{}", self.number))?;
+        self.cluster.clone_volume(&name, of).await?;
+        Ok(name)
     }
 
-    /// Waits for the job's end, and tells the sampler what runs. Returns since when which program ran, in seconds, the end last.
-    async fn end(&self, job: &Job, what: &str, sampler: &Sampler) -> Result<Vec<(String, f64)>> {
-        let mut step = self.steps.begin(what);
-        let began = Instant::now();
-        let path = format!("/v1/jobs/{}", job.id);
-        let mut marks: Vec<(String, f64)> = Vec::new();
-        loop {
-            let now: Job = self.client.get(&path).await?;
-            let progress = now.progress.as_ref().filter(|_| now.state == JobState::Running);
-            let label = progress.map_or("", |progress| progress.label.as_str());
-            if marks.last().is_none_or(|(last, _)| last != label) {
-                marks.push((label.to_owned(), began.elapsed().as_secs_f64()));
-                sampler.name(label);
-            }
-            step.at(&format!("{:?} {label}", now.state));
-            if now.state == JobState::Succeeded {
-                step.done(&format!("{:.0} s", began.elapsed().as_secs_f64()));
-                return Ok(marks);
-            }
-            if now.state.is_final() {
-                let lines: Vec<LogLine> = self.client.get(&format!("{path}/log?rank=0")).await?;
-                let last = &lines[lines.len().saturating_sub(20)..];
-                let said: Vec<&str> = last.iter().map(|line| line.line.as_str()).collect();
-                bail!("{what}: {}:\n{}", now.reason, said.join("\n"));
-            }
-            ensure!(began.elapsed() < RUN_DEADLINE, "{what}: it has not ended: {}", now.reason);
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
+    /// A name that no job of this lab has.
+    pub fn unique(&mut self, what: &str) -> String {
+        self.number += 1;
+        format!("{what}-{}", self.number)
     }
-
-    /// Adds what the program found, and what it used meanwhile.
-    fn outcome(
-        &self,
-        mut run: Run,
-        outputs: &[(String, String)],
-        servers: &[(String, ServerPoint)],
-    ) -> Result<Run> {
-        let work = run.work;
-        let of = |file: &str| -> Vec<String> {
-            outputs.iter().filter(|(name, _)| name == file).map(|(_, text)| text.clone()).collect()
-        };
-        for rank in 0..VM_COUNT {
-            let file = format!("{}-usage-{rank}", work.name());
-            let text: String = of(&file).pop().with_context(|| format!("no {file}"))?;
-            let (guest_s, mut points) = of_guest(&text).with_context(|| file)?;
-            // A guest's clock may be wrong without KVM, and then is so by the same factor all the time.
-            let clock = guest_s / run.seconds;
-            points.iter_mut().for_each(|point| point.at_s /= clock);
-            run.clocks.push(clock);
-            run.guests.push(points);
-        }
-        let answers = of("tpch-answers");
-        let found = match work {
-            Work::Tpch => answers.first().context("no answers")?.clone(),
-            _ => of(&format!("{}-found", work.name())).pop().context("no results")?,
-        };
-        self.check(work, &found, &answers)?;
-        run.found_sha256 = sha256(&found);
-        if work == Work::Tpch {
-            run.steps = step_times(&of("tpch-times"), &run.clocks)?;
-        }
-        let mine = servers.iter().filter(|(label, _)| label == work.name());
-        run.servers = mine.map(|(_, point)| *point).collect();
-        let first_s = run.servers.first().map_or(0.0, |point| point.at_s);
-        run.servers.iter_mut().for_each(|point| point.at_s -= first_s);
-        Ok(run)
-    }
-}
-
-/// What TPC-H's steps took, as means of the VMs by the machine's clock.
-fn step_times(texts: &[String], clocks: &[f64]) -> Result<Vec<StepTime>> {
-    let mut steps: Vec<StepTime> = Vec::new();
-    // Outputs come in the order of the ranks.
-    for (text, clock) in texts.iter().zip(clocks) {
-        for (index, line) in text.lines().enumerate() {
-            let words: Vec<&str> = line.split(' ').collect();
-            let [name, began, ended] = words[..] else { bail!("a step's time: {line:?}") };
-            let seconds =
-                (ended.parse::<f64>()? - began.parse::<f64>()?) / clock / texts.len() as f64;
-            match steps.get_mut(index) {
-                Some(step) => step.seconds += seconds,
-                None => steps.push(StepTime { name: name.to_owned(), seconds }),
-            }
-        }
-    }
-    Ok(steps)
 }
 
 /// The programs, as the guests have them.
 pub fn write_programs(workloads: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to.join(TPCH))?;
-    for (name, text) in SCRIPTS {
-        std::fs::write(to.join(name), text)?;
-    }
+    let (name, text) = SCRIPT;
+    std::fs::write(to.join(name), text)?;
     for program in PROGRAMS {
         std::fs::copy(workloads.join(program), to.join(program))?;
     }
@@ -436,12 +372,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_of_a_step_is_the_mean_of_the_vms_by_the_machine_s_clock() {
-        let texts =
-            ["14 10.0 12.0\n2 12.0 13.0\n", "14 20.0 28.0\n2 28.0 30.0\n"].map(str::to_owned);
-        let steps = step_times(&texts, &[1.0, 2.0]).expect("times");
-        let found: Vec<(&str, f64)> = steps.iter().map(|s| (s.name.as_str(), s.seconds)).collect();
-        assert_eq!(found, [("14", 3.0), ("2", 1.0)]);
-        step_times(&["14 10.0".to_owned()], &[1.0]).expect_err("no end");
+    fn six_servers_and_two_targets_are_at_two_sites_with_the_wan_between() {
+        let definition = cluster(Path::new("/")).expect("a lab");
+        definition.check().expect("it can be built");
+        assert_eq!(definition.hosts().count(), 8);
+        assert_eq!(definition.guests_reach.len(), 2);
+        let all: Vec<(String, bool)> =
+            definition.links.iter().map(|link| (link.to_string(), is_wan(&link.sites))).collect();
+        let of = |wan: bool| -> Vec<&str> {
+            all.iter().filter(|(_, is)| *is == wan).map(|(name, _)| name.as_str()).collect()
+        };
+        assert_eq!(of(false), ["home-san", "cloud-vault"]);
+        assert_eq!(of(true), ["home-cloud", "home-vault", "san-cloud", "san-vault"]);
     }
 }

@@ -1,4 +1,4 @@
-//! What is used over time: by the VMs, as their guests say, and by the volume servers of both hosts, with what the WAN carries.
+//! What is used over time: by the VMs, as their guests say, and by the two targets, with what the links between sites carry.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use perigee_lab::usage::Usage;
 use perigee_lab::{Lab, wan};
-use perigee_model::HostId;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
+
+use crate::bench::is_wan;
+use crate::target_memory::Gauge;
 
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -28,15 +30,15 @@ pub struct GuestPoint {
     pub cached: f64,
 }
 
-/// The figures of the volume servers: what they used since the point before, and have.
+/// The figures of the two targets: what they used since the point before, and have. The first is at the VMs' site, the second at the other one.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ServerPoint {
     /// Since the program began.
     pub at_s: f64,
-    /// CPUs, at the VMs' host and at the data's host.
+    /// CPUs.
     pub cpus: [f64; 2],
-    /// Memory of the processes, without the page cache.
-    pub resident_bytes: [u64; 2],
+    /// The share of a target's memory that is in use, with its disk cache; `None`: not known.
+    pub memory: [Option<f64>; 2],
     /// Bytes per second over the WAN, both directions.
     pub wan_bytes_per_s: f64,
 }
@@ -44,7 +46,7 @@ pub struct ServerPoint {
 /// One VM's figures of a program, and how long that took there.
 ///
 /// # Errors
-/// If the text is not what `rank.sh` writes.
+/// If the text is not what `works.py` writes.
 pub fn of_guest(text: &str) -> Result<(f64, Vec<GuestPoint>)> {
     let mut samples = Vec::new();
     for line in text.lines() {
@@ -72,7 +74,14 @@ pub fn of_guest(text: &str) -> Result<(f64, Vec<GuestPoint>)> {
     Ok((last[0] - first[0], points.collect()))
 }
 
-/// Looks at the volume servers until it is stopped.
+/// The processes of a target.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub pids: Vec<u32>,
+    pub memory: Option<Gauge>,
+}
+
+/// Looks at the targets until it is stopped.
 pub struct Sampler {
     label: Arc<Mutex<String>>,
     ends: Ends,
@@ -89,28 +98,23 @@ impl Drop for Ends {
 }
 
 impl Sampler {
-    /// `hosts`: the VMs' and the data's.
-    pub fn start(lab: &Lab, hosts: &[HostId; 2]) -> Self {
+    pub fn start(lab: &Lab, targets: [Target; 2]) -> Self {
         let label: Arc<Mutex<String>> = Arc::default();
         let ends = Arc::new(AtomicBool::new(false));
-        let (lab, hosts) = (lab.clone(), hosts.clone());
+        let lab = lab.clone();
         let (of, is_over) = (Arc::clone(&label), Arc::clone(&ends));
         let task = tokio::task::spawn_blocking(move || {
             let (began, mut points) = (Instant::now(), Vec::new());
-            let (mut before, mut before_s) = (Counted::of(&lab, &hosts), 0.0);
+            let (mut before, mut before_s) = (Counted::of(&lab, &targets), 0.0);
             while !is_over.load(Ordering::Relaxed) {
                 std::thread::sleep(EVERY);
-                let (now, at_s) = (Counted::of(&lab, &hosts), began.elapsed().as_secs_f64());
+                let (now, at_s) = (Counted::of(&lab, &targets), began.elapsed().as_secs_f64());
                 let over = at_s - before_s;
-                let point = ServerPoint {
-                    at_s,
-                    cpus: [0, 1]
-                        .map(|host| ((now.cpu_s[host] - before.cpu_s[host]) / over).max(0.0)),
-                    resident_bytes: now.resident_bytes,
-                    wan_bytes_per_s: now.wan_bytes.saturating_sub(before.wan_bytes) as f64 / over,
-                };
+                let cpus = [0, 1].map(|it| ((now.cpu_s[it] - before.cpu_s[it]) / over).max(0.0));
+                let memory = targets.each_ref().map(|it| it.memory.as_ref()?.share());
+                let wan_bytes_per_s = now.wan_bytes.saturating_sub(before.wan_bytes) as f64 / over;
                 let label = of.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                points.push((label, point));
+                points.push((label, ServerPoint { at_s, cpus, memory, wan_bytes_per_s }));
                 (before, before_s) = (now, at_s);
             }
             points
@@ -134,31 +138,18 @@ impl Sampler {
 #[derive(Debug, Clone, Copy, Default)]
 struct Counted {
     cpu_s: [f64; 2],
-    resident_bytes: [u64; 2],
     wan_bytes: u64,
 }
 
 impl Counted {
-    fn of(lab: &Lab, hosts: &[HostId; 2]) -> Self {
-        let mut counted = Self::default();
-        for (index, host) in hosts.iter().enumerate() {
-            let pid = lab.host_pid(host, "volume").ok().and_then(|pid| u32::try_from(pid).ok());
-            let Some(pid) = pid else { continue };
-            counted.cpu_s[index] = Usage::of(pid).map_or(0.0, |usage| usage.cpu_s);
-            counted.resident_bytes[index] = resident_bytes(pid);
-        }
+    fn of(lab: &Lab, targets: &[Target; 2]) -> Self {
+        let used = |pid: &u32| Usage::of(*pid).map_or(0.0, |usage| usage.cpu_s);
+        let cpu_s = targets.each_ref().map(|target| target.pids.iter().map(used).sum());
         let links = wan::counts(lab).unwrap_or_default();
-        counted.wan_bytes =
-            links.iter().flat_map(|link| &link.counts).map(|c| c.carried_bytes).sum();
-        counted
+        let wan = links.iter().filter(|link| is_wan(&link.link.sites));
+        let wan_bytes = wan.flat_map(|link| &link.counts).map(|c| c.carried_bytes).sum();
+        Self { cpu_s, wan_bytes }
     }
-}
-
-fn resident_bytes(pid: u32) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
-    let kib = line.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
-    kib.unwrap_or_default() << 10
 }
 
 #[cfg(test)]

@@ -107,6 +107,26 @@ pub fn copy_volume(
     run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &from, &raw.display().to_string()])
 }
 
+/// Fills the first sector of a volume at its home with a byte. Whoever reads the volume past the caches sees it, as a signal.
+///
+/// # Errors
+/// `Internal` with what `qemu-io` said.
+pub fn signal(lab: &Lab, home: &HostId, volume: &VolumeName, byte: u8) -> Result<(), Problem> {
+    let socket = lab.lab_dir().volume_socket(home);
+    let to = format!("nbd+unix:///{volume}?socket={}", socket.display());
+    let line = ["-f", "raw", "-c", &format!("write -P {byte} 0 512"), &to];
+    let what = || format!("can't write a signal onto volume {volume}");
+    let output = Command::new("qemu-io").args(line).output();
+    let output = output.map_err(|e| Problem::internal(what(), e))?;
+    let said =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    // It ends with 0 even if its command has failed.
+    match output.status.success() && !said.concat().contains("failed") {
+        true => Ok(()),
+        false => Err(Problem::internal(what(), said.concat().trim())),
+    }
+}
+
 /// Runs a program until it ends.
 ///
 /// # Errors

@@ -57,9 +57,25 @@ const CURVE_RIGHT: f64 = WIDTH - 190.0;
 const TOP: f64 = 30.0;
 const FLOOR: f64 = 230.0;
 
+/// One line of [`spreads`]: at each position the least, the median and the greatest of several measurements.
+pub struct Spread {
+    pub name: String,
+    pub values: Vec<Option<[f64; 3]>>,
+}
+
 /// Lines over named positions at equal distances, such as queue depths 1, 4 and 32.
 pub fn curve(places: &[String], lines: &[Line], axes: (&str, &str), title: &str) -> String {
-    let highest = lines.iter().flat_map(|line| &line.values).flatten().copied().fold(0.0, f64::max);
+    let spread = |line: &Line| Spread {
+        name: line.name.clone(),
+        values: line.values.iter().map(|value| value.map(|value| [value; 3])).collect(),
+    };
+    spreads(places, &lines.iter().map(spread).collect::<Vec<_>>(), axes, title)
+}
+
+/// As [`curve`], through the medians, with a bar from the least to the greatest at each position.
+pub fn spreads(places: &[String], lines: &[Spread], axes: (&str, &str), title: &str) -> String {
+    let all = lines.iter().flat_map(|line| &line.values).flatten();
+    let highest = all.map(|value| value[2]).fold(0.0, f64::max);
     let scale = Scale::new(highest, FLOOR, TOP);
     let mut svg = Svg::new(WIDTH, FLOOR + 44.0);
     grid(&mut svg, &scale, axes);
@@ -69,14 +85,16 @@ pub fn curve(places: &[String], lines: &[Line], axes: (&str, &str), title: &str)
     }
     for (number, line) in lines.iter().enumerate() {
         let class = format!("line s{}", number % 4);
-        let points: Vec<(f64, f64)> = xs
-            .iter()
-            .zip(&line.values)
-            .filter_map(|(x, value)| Some((*x, scale.at((*value)?))))
-            .collect();
-        svg.polyline(&class, &points);
-        for (x, y) in points {
-            svg.rect(&format!("dot s{}", number % 4), x - 2.5, y - 2.5, 5.0, 5.0);
+        let points: Vec<(f64, [f64; 3])> =
+            xs.iter().zip(&line.values).filter_map(|(x, value)| Some((*x, (*value)?))).collect();
+        let middle: Vec<(f64, f64)> =
+            points.iter().map(|(x, value)| (*x, scale.at(value[1]))).collect();
+        svg.polyline(&class, &middle);
+        for (x, [low, median, high]) in points {
+            svg.rect(&format!("dot s{}", number % 4), x - 2.5, scale.at(median) - 2.5, 5.0, 5.0);
+            if low < high {
+                svg.line(&class, (x, scale.at(low)), (x, scale.at(high)));
+            }
         }
         legend(&mut svg, number, &line.name);
     }
@@ -155,6 +173,18 @@ mod tests {
         };
         let svg = bars(&[bar("a", 1.0), bar("b", 2.0)], "IOPS", "title");
         assert_eq!(svg.matches("class=\"peer\"").count(), 2);
+    }
+
+    #[test]
+    fn measurements_that_differ_have_a_bar() {
+        let line = |value| Spread { name: "a".into(), values: vec![Some(value)] };
+        let bars = |lines: &[Spread]| {
+            let svg = spreads(&["1".to_owned()], lines, ("clients", "IOPS"), "title");
+            svg.matches("<line class=\"line s0\"").count()
+        };
+        // One is the legend's.
+        assert_eq!(bars(&[line([2.0, 2.0, 2.0])]), 1);
+        assert_eq!(bars(&[line([1.0, 2.0, 3.0])]), 2);
     }
 
     #[test]
