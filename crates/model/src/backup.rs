@@ -23,8 +23,8 @@ use crate::backup_key::BackupKey;
 use crate::persistent_vm::NewVm;
 use crate::units::format_bytes;
 use crate::{
-    BackupName, HostId, LayerId, LeaveSite, OwnerName, Problem, ScheduleName, TenantName, UserName, VmId,
-    VolumeName,
+    BackupName, HostId, LayerId, LeaveSite, OwnerName, Problem, ScheduleName, TenantName, UserName,
+    VmId, VolumeName,
 };
 
 const S3: &str = "s3://";

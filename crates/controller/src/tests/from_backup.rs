@@ -212,7 +212,8 @@ async fn what_a_restore_of_a_vm_can_refuse_is_refused_before_anything_is_made() 
     let refused = async |vm: &str| {
         let vm = VmId::new(vm).expect("a name");
         let ask = RestoreVmBackup { vm, host: None, from: None, whole: false };
-        let made = from_backup::restore(&lab.cluster, &done.name, ask, "ann".to_owned(), None).await;
+        let made =
+            from_backup::restore(&lab.cluster, &done.name, ask, "ann".to_owned(), None).await;
         made.expect_err("it is refused").kind
     };
     assert_eq!(refused("web-0001").await, ProblemKind::Invalid, "it could be a job's");
@@ -299,7 +300,8 @@ async fn a_vm_that_is_deleted_while_its_disks_are_made_leaves_none_of_its_own() 
     lab.both(|inside| inside.restores.hangs = true);
     let deleted = async {
         wait_for("its record", async || lab.cluster.index.of_vm(&web2()).map(drop)).await;
-        let refused = backups::create(&lab.cluster, NewBackup { vm: Some(web2()), ..of_web() }, None);
+        let refused =
+            backups::create(&lab.cluster, NewBackup { vm: Some(web2()), ..of_web() }, None);
         assert_eq!(refused.await.expect_err("it has none").kind, ProblemKind::Unavailable);
         vms::persistent::delete(&lab.cluster, &web2(), true).await.expect("deleted");
     };
@@ -314,7 +316,8 @@ async fn a_second_backup_of_a_vm_to_the_same_target_is_refused_while_the_first_i
     let lab = with_a_vm().await;
     lab.both(|inside| inside.backups.hangs = true);
     let first = backups::create(&lab.cluster, of_web(), None).await.expect("a backup");
-    let second = backups::create(&lab.cluster, of_web(), None).await.expect_err("it would take its pins");
+    let second =
+        backups::create(&lab.cluster, of_web(), None).await.expect_err("it would take its pins");
     assert_eq!(second.kind, ProblemKind::Conflict);
     assert!(second.why.contains("is being shipped to the same target"), "{second}");
     lab.both(|inside| inside.backups.hangs = false);

@@ -10,7 +10,8 @@ use perigee_model::job::{Start, Vm};
 use perigee_model::persistent_vm::{NewVm, NewVmVolume};
 use perigee_model::vm::NetworkKind;
 use perigee_model::{
-    BackupName, DiskRole, HostId, JobId, LayerId, LeaveSite, Problem, ProblemKind, TenantName, VmId, VolumeName,
+    BackupName, DiskRole, HostId, JobId, LayerId, LeaveSite, Problem, ProblemKind, TenantName,
+    VmId, VolumeName,
 };
 use perigee_planner::Traits;
 use uuid::Uuid;
