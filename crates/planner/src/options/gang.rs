@@ -632,7 +632,7 @@ fn alone(stay: &Stay, whole: &Candidate) -> Candidate {
 fn unknown(stays: &[Stay], boot_is_known: bool, talk: Option<Unknown>) -> Vec<Unknown> {
     let mut all: Vec<Unknown> = Vec::new();
     for unknown in stays.iter().flat_map(|stay| &stay.unknown).chain(&talk) {
-        if !(boot_is_known && unknown.part == Part::Boot) && !all.contains(unknown) {
+        if !(all.contains(unknown) || boot_is_known && unknown.part == Part::Boot) {
             all.push(unknown.clone());
         }
     }
