@@ -22,6 +22,8 @@ shift
 own=$(mktemp -d HERE/root-XXXXXX)
 mount -t tmpfs none "$own"
 mkdir "$own/upper" "$own/work" "$own/root"
+# The root directory's mode is that of the upper one, and QEMU's user enters it.
+chmod 755 "$own/upper"
 mount -t overlay none -o "lowerdir=DEBIAN13,upperdir=$own/upper,workdir=$own/work" "$own/root"
 for shared in /dev /proc /sys /run; do
   mount --rbind "$shared" "$own/root$shared"
