@@ -614,6 +614,24 @@ class Tenants(Operations):
         """Deletes a tenant that has no volumes, images and jobs any more, with its users."""
         self._client._ask("DELETE", f"/v1/tenants/{_part(tenant)}")
 
+    def backup_key(self, tenant: str) -> types.TenantBackupKey:
+        """A tenant's key, with which its backups are encrypted where that is asked for. Keep a
+        copy where the loss of the cluster does not reach: nobody reads them without it.
+        """
+        return self._client._ask("GET", f"/v1/tenants/{_part(tenant)}/backup-key")
+
+    def set_backup_key(self, tenant: str, body: types.SetBackupKey) -> types.TenantBackupKey:
+        """Gives a tenant its key: a new one, or one that backups of another cluster were
+        encrypted with. It is never changed.
+        """
+        return self._client._ask("PUT", f"/v1/tenants/{_part(tenant)}/backup-key", body=body)
+
+    def set_backup_targets(self, tenant: str, body: types.TenantBackupTargets) -> types.Tenant:
+        """Says where a tenant's users may have backups made. No backups of others may be there.
+        What is at a target that is left out stays there, and counts no more.
+        """
+        return self._client._ask("PUT", f"/v1/tenants/{_part(tenant)}/backup-targets", body=body)
+
     def set_quota(self, tenant: str, body: types.Quota) -> types.Tenant:
         """Changes what a tenant may use. What it has already stays."""
         return self._client._ask("PUT", f"/v1/tenants/{_part(tenant)}/quota", body=body)

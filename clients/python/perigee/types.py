@@ -73,8 +73,12 @@ class Backup(TypedDict):
     at: BackupTarget
     # When it was asked for; Unix time.
     begun_ms: int
+    # The user who has it made; `None`: an admin.
+    by: NotRequired[Union[BackupUser, None]]
     # The data of all its layers.
     data_bytes: NotRequired[Union[int, None]]
+    # It is encrypted at the target with the key of the tenant of the volume or VM.
+    encrypted: NotRequired[bool]
     # When it was complete or failed; Unix time.
     ended_ms: NotRequired[Union[int, None]]
     # The volume's home, which ships it; `None`: not asked yet.
@@ -130,6 +134,10 @@ class BackupProgress(TypedDict):
 class BackupSchedule(TypedDict):
     """A schedule of backups."""
 
+    # The user who has asked for it; `None`: an admin.
+    by: NotRequired[Union[BackupUser, None]]
+    # Its backups are encrypted.
+    encrypted: NotRequired[bool]
     # Why it has ended; empty: it goes on.
     ended: str
     # The time from one backup to the next, in seconds.
@@ -171,6 +179,17 @@ class BackupTarget(TypedDict):
     address: str
     # The address of the S3 store, if it is not AWS's.
     endpoint: NotRequired[Union[str, None]]
+
+
+class BackupUser(TypedDict):
+    """The user of a tenant who has a backup made. The backup is that tenant's, and counts in its
+    quota.
+    """
+
+    # The tenant.
+    tenant: TenantName
+    # The user.
+    user: UserName
 
 
 class BalanceTarget(TypedDict):
@@ -1855,6 +1874,8 @@ class NewAccessToken(TypedDict):
 class NewBackup(TypedDict):
     """Asks for a backup of a volume or of a VM."""
 
+    # It is encrypted at the target with the tenant's key. All backups at a target are, or none is.
+    encrypted: NotRequired[bool]
     # A directory of the home of each disk, or an S3 store.
     to: BackupTarget
     # The VM, which has no job. It may run.
@@ -1870,6 +1891,8 @@ class NewBackupSchedule(TypedDict):
     target changes the schedule that is there.
     """
 
+    # As in `backup::NewBackup`.
+    encrypted: NotRequired[bool]
     # The time from one backup to the next, in seconds.
     every_s: int
     # Which complete backups of the schedule are kept, beside the newest one; none: all are.
@@ -2291,6 +2314,8 @@ class ProviderOffers(TypedDict):
 class Quota(TypedDict):
     """The most that a tenant may have at the same time; `None`: as much as there is."""
 
+    # Bytes that its backups hold at the targets that it may use.
+    backup_bytes: NotRequired[Union[int, None]]
     # What its jobs may cost in a month (UTC), with what is reserved for those that have not ended,
     # in millionths of a dollar.
     budget_month_micros: NotRequired[Union[Money, None]]
@@ -2758,6 +2783,15 @@ class Seconds(TypedDict):
     total_s: float
 
 
+class SetBackupKey(TypedDict):
+    """`PUT /v1/tenants/{tenant}/backup-key`: the key with which the tenant's backups are
+    encrypted.
+    """
+
+    # The key, as in a key file; `None`: a new one.
+    key: NotRequired[Union[str, None]]
+
+
 class SetBalance(TypedDict):
     """Sets the mode of a site."""
 
@@ -2963,6 +2997,10 @@ class TaskStatus(TypedDict):
 class Tenant(TypedDict):
     """A tenant, with what it may have and what it has."""
 
+    # Bytes that its backups hold, as they were last counted at each target.
+    backup_bytes: NotRequired[int]
+    # Where its users may have backups made.
+    backup_targets: NotRequired[List[BackupTarget]]
     # Bytes of its files in the data repository, with unfinished uploads.
     file_bytes: int
     # The number of these files and their directories.
@@ -2979,6 +3017,24 @@ class Tenant(TypedDict):
     users: int
     # The sizes of its volumes and images together.
     volume_bytes: int
+
+
+class TenantBackupKey(TypedDict):
+    """A tenant's key for backups that are encrypted."""
+
+    # The key, as in a key file.
+    key: str
+    # The tenant.
+    tenant: TenantName
+
+
+class TenantBackupTargets(TypedDict):
+    """`PUT /v1/tenants/{tenant}/backup-targets`: where a tenant's users may have backups made.
+    No other tenant's may be there.
+    """
+
+    # At most `limits::TENANT_BACKUP_TARGETS`.
+    targets: List[BackupTarget]
 
 # People who share their volumes, images, VMs and jobs, and whose space and share of the cluster are
 # counted together.
