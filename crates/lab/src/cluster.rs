@@ -221,7 +221,7 @@ impl Cluster {
     /// # Errors
     /// The request is refused, or the VMs went back.
     pub async fn move_job(&self, id: &JobId, hosts: &[HostId]) -> Result<GangMove, Problem> {
-        let ask = MoveJob { hosts: hosts.to_vec(), site: None };
+        let ask = MoveJob { hosts: hosts.to_vec(), ..MoveJob::default() };
         let asked: JobMoveAsked = self.quick.post(&format!("/v1/jobs/{id}/move"), &ask).await?;
         let end = tokio::time::Instant::now() + MOVE_DEADLINE;
         while tokio::time::Instant::now() < end {

@@ -16,13 +16,13 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 
 impl Run {
     /// What the disks of this VM are being made of.
-    fn from_backup(&self) -> Option<&FromBackup> {
+    fn its_backup(&self) -> Option<&FromBackup> {
         self.persistent().and_then(|persistent| persistent.from_backup.as_ref())
     }
 
     /// The step of a VM whose disks are not all there yet; `None`: they are.
     pub(super) async fn make_of_backup(&mut self) -> Result<Option<Step>, Problem> {
-        let Some(of) = self.from_backup().cloned() else { return Ok(None) };
+        let Some(of) = self.its_backup().cloned() else { return Ok(None) };
         // None is deleted before the disks that come last have begun to need theirs.
         let named = of.disks.iter().filter_map(|disk| disk.backup.as_ref());
         let _reading: Vec<_> = named.map(backups::begin_reading).collect();
@@ -106,7 +106,7 @@ impl Run {
 
     /// Deletes the volumes that were made for a VM whose other disks could not be made. Its own disks go as those of every VM do.
     pub(super) async fn drop_restored_volumes(&self) -> Result<(), Problem> {
-        let Some(of) = self.from_backup() else { return Ok(()) };
+        let Some(of) = self.its_backup() else { return Ok(()) };
         // Somebody has to find that nothing comes to a disk any more of which the host was just asked.
         of.disks.iter().for_each(|disk| self.cluster.drive_restore(disk.layer));
         if of.failed.is_none() {

@@ -224,7 +224,6 @@ impl Lab {
     }
 }
 
-#[tokio::test]
 /// Any host reaches an S3 store.
 #[tokio::test]
 async fn a_backup_in_an_s3_store_is_deleted_by_another_host_if_its_own_is_away() {
