@@ -32,7 +32,12 @@ for shared in /tmp /var/lib/perigee-lab /var/cache/perigee TARGET; do
   mkdir -p "$own/root$shared"
   mount --bind "$shared" "$own/root$shared"
 done
-exec chroot "$own/root" NEW "$@"
+# Not chroot: what runs in one may make no user namespaces, and passt makes one.
+cd "$own/root"
+mkdir -p before
+pivot_root . before
+umount -l /before
+exec NEW "$@"
 "#;
 
 fn program(dir: &Path) -> PathBuf {
