@@ -141,7 +141,7 @@ fn pair_job(volume: &str, outside: Ipv4Addr) -> String {
          volumes: [{{volume: {volume}, access: read}}]\ncommand:\n  - /bin/sh\n  - -c\n  - |\n    \
          if [ $PERIGEE_RANK = 0 ]; then\n      mkfifo /tmp/open; exec 3<>/tmp/open\n      \
          busybox nc -l -p 7000 <&3 > /output/heard\n      sort /output/heard | uniq -c\n    else\n      \
-         until busybox nc n0 7000 < /data/text; do sleep 1; done\n    fi\n    \
+         until busybox nc n0 7000 < /data/text 2>/dev/null; do sleep 1; done\n    fi\n    \
          card=$(ls /sys/class/net | grep -v '^lo$')\n    \
          for way in given made; do\n      \
          ! busybox ping -c 1 -W 2 {outside} >/dev/null 2>&1 || echo a way out is $way\n      \
