@@ -1,6 +1,6 @@
 //! Backups by schedule: when one begins, which ones are deleted, and what a target that fails does.
 
-use perigee_model::backup::{Backup, BackupState, BackupTarget};
+use perigee_model::backup::{Backup, BackupState, BackupTarget, NewBackup};
 use perigee_model::backup_schedule::{BackupSchedule, Keep, NewBackupSchedule};
 use perigee_model::{Problem, ProblemKind, ScheduleName, VolumeName};
 

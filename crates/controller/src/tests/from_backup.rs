@@ -46,7 +46,7 @@ fn volume(name: &str) -> VolumeName {
 }
 
 impl Lab {
-    async fn ended(&self, backup: &Backup) -> Backup {
+    pub async fn ended(&self, backup: &Backup) -> Backup {
         wait_for("the backup to end", async || {
             let known = backups::get(&self.cluster, &backup.name).await.expect("the backup");
             (known.state != BackupState::Shipping).then_some(known)
