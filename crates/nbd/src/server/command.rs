@@ -140,9 +140,6 @@ fn check_flags(request: &Request, rules: &Rules) -> Result<(), Refusal> {
             format!("command {} does not allow the flags {:#x}", request.command, request.flags);
         return refuse(Errno::Invalid, message);
     }
-    if request.command == command::WRITE && !request.has_payload(rules.dialect) {
-        return refuse(Errno::Invalid, "a write without the flag that announces its payload");
-    }
     Ok(())
 }
 
@@ -270,12 +267,14 @@ mod tests {
     }
 
     #[test]
-    fn an_extended_write_must_announce_its_payload() {
+    fn an_extended_write_may_leave_out_that_it_has_a_payload() {
         let rules = Rules { dialect: Dialect::Extended, ..rules() };
-        assert_eq!(refused(request(command::WRITE, 0, 0, 512), rules), Errno::Invalid);
-        let write = request(command::WRITE, command_flag::PAYLOAD_LEN, 0, 512);
-        let want = Command::Write { offset: 0, fua: false };
-        assert_eq!(check(&write, &rules, SIZE_BYTES), Ok(want));
+        for flags in [0, command_flag::PAYLOAD_LEN] {
+            let write = request(command::WRITE, flags, 0, 512);
+            let want = Command::Write { offset: 0, fua: false };
+            assert!(write.has_payload(Dialect::Extended));
+            assert_eq!(check(&write, &rules, SIZE_BYTES), Ok(want));
+        }
     }
 
     #[test]

@@ -67,12 +67,11 @@ impl Request {
         usize::try_from(self.length_bytes).expect("a payload's length was bounded")
     }
 
-    /// With extended headers a flag says so, whatever the command.
+    /// A write has one. With extended headers a flag says so of other commands too. The protocol wants that flag of a write as well, but the
+    /// client of QEMU 10.0 (Debian 13) leaves the flag out, and QEMU's own server lets it.
     pub fn has_payload(&self, dialect: Dialect) -> bool {
-        match dialect {
-            Dialect::Simple | Dialect::Structured => self.command == command::WRITE,
-            Dialect::Extended => self.flags & command_flag::PAYLOAD_LEN != 0,
-        }
+        let is_said = dialect == Dialect::Extended && self.flags & command_flag::PAYLOAD_LEN != 0;
+        self.command == command::WRITE || is_said
     }
 
     /// The head as it is sent, with the flag that an extended write needs. Without extended headers the length must fit 32 bits.
