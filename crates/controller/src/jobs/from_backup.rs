@@ -13,6 +13,8 @@ use crate::storage::{backups, volumes};
 
 /// A host or target that is away is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(3600);
+/// What else has failed is tried again for so long: a write to the store may have failed. What has gone well for so long begins anew to be waited for.
+const MINUTE: Duration = Duration::from_secs(60);
 
 impl Run {
     /// What the disks of this VM are being made of.
@@ -46,13 +48,20 @@ impl Run {
         of: &FromBackup,
         disk: &DiskFromBackup,
     ) -> Result<Result<LeaveSite, Problem>, Problem> {
-        let mut failing_since = None;
+        let mut failing_since = None::<Instant>;
         loop {
+            let begun = Instant::now();
             let problem = match self.make_one(of, disk).await {
-                Err(problem) if problem.kind == ProblemKind::Unavailable => problem,
+                Err(problem) => problem,
                 made => return Ok(made),
             };
-            if failing_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            let patience = match problem.kind {
+                ProblemKind::Unavailable => PATIENCE,
+                ProblemKind::Internal => MINUTE,
+                _ => return Ok(Err(problem)),
+            };
+            failing_since = failing_since.filter(|_| begun.elapsed() < MINUTE);
+            if failing_since.get_or_insert_with(Instant::now).elapsed() > patience {
                 return Ok(Err(problem));
             }
             self.say(&format!("{}: {}", problem.what, problem.why)).await?;
@@ -109,20 +118,28 @@ impl Run {
         let Some(of) = self.its_backup() else { return Ok(()) };
         // Somebody has to find that nothing comes to a disk any more of which the host was just asked.
         of.disks.iter().for_each(|disk| self.cluster.drive_restore(disk.layer));
+        let data = of.disks.iter().filter(|disk| disk.role.is_data());
         if of.failed.is_none() {
+            // A person has deleted the VM, and keeps the volumes that are there.
+            for disk in data.filter(|disk| !disk.is_made) {
+                backups::forget_disk(&self.cluster, disk).await?;
+            }
             return Ok(());
         }
         let owner = owner_of(self.job());
-        for disk in of.disks.iter().filter(|disk| disk.role.is_data()) {
+        let mut away = None;
+        for disk in data {
             match backups::drop_disk(&self.cluster, of, disk, &owner).await {
                 // Its host was not removed, and may have it.
-                Err(problem) if problem.kind == ProblemKind::Unavailable => return Err(problem),
+                Err(problem) if problem.kind == ProblemKind::Unavailable => {
+                    away.get_or_insert(problem);
+                }
                 Err(problem) => tracing::warn!(
                     %problem, "volume {} of a restore that has failed stays", disk.volume
                 ),
                 Ok(()) => {}
             }
         }
-        Ok(())
+        away.map_or(Ok(()), Err)
     }
 }

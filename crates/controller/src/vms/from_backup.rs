@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use perigee_model::backup::{BackupTarget, FoundBackup, RestoreVmBackup, VmBackup};
 use perigee_model::from_backup::{DiskFromBackup, FromBackup};
 use perigee_model::job::{Start, Vm};
-use perigee_model::persistent_vm::{NewVm, NewVmVolume};
+use perigee_model::persistent_vm::NewVm;
 use perigee_model::vm::NetworkKind;
 use perigee_model::{
     BackupName, DiskRole, HostId, JobId, LayerId, LeaveSite, Problem, ProblemKind, TenantName,
@@ -111,8 +111,10 @@ impl Planned<'_> {
         let data = of_vm.parts.iter().filter(|part| is_volume_of(&of_vm.vm, &part.volume));
         for (number, part) in data.enumerate() {
             let name = data_name(&ask.vm, number)?;
-            let was = |one: &&mut NewVmVolume| one.volume == part.volume;
-            new.volumes.iter_mut().filter(was).for_each(|one| one.volume = name.clone());
+            // By what they were: a new name may be that of another one before.
+            let both = new.volumes.iter_mut().zip(&of_vm.vm.volumes);
+            let was = both.filter(|(_, was)| was.volume == part.volume);
+            was.for_each(|(one, _)| one.volume = name.clone());
         }
         Ok(NewVm {
             name: ask.vm.clone(),
@@ -262,6 +264,7 @@ async fn until_made(cluster: &Arc<Cluster>, id: &JobId, mut changes: Watch) -> R
         "it was deleted before it had its disks",
     );
     let mut now: Option<JobRecord> = cluster.records.read(&key).await?;
+    let mut end = None;
     loop {
         let Some(record) = &now else { return Err(why) };
         let Some(of) = record.kind.persistent_vm().and_then(|vm| vm.from_backup.as_ref()) else {
@@ -278,10 +281,13 @@ async fn until_made(cluster: &Arc<Cluster>, id: &JobId, mut changes: Watch) -> R
         let change = match record.ending {
             None => changes.next().await,
             // What is left at a host that is away goes later.
-            Some(_) => match tokio::time::timeout(UNDO_PATIENCE, changes.next()).await {
-                Ok(change) => change,
-                Err(_) => return Err(why),
-            },
+            Some(_) => {
+                let end = *end.get_or_insert_with(|| tokio::time::Instant::now() + UNDO_PATIENCE);
+                match tokio::time::timeout_at(end, changes.next()).await {
+                    Ok(change) => change,
+                    Err(_) => return Err(why),
+                }
+            }
         };
         now = match change {
             Some(Change::Put(entry)) if entry.key == key => {

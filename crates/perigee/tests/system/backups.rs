@@ -59,10 +59,11 @@ fn a_vm_is_restored_with_its_firmware_and_tpm_and_boots_before_its_bytes_are_the
         system.does(&[&create[..], &disks].concat())?;
         system.console_says("web", UP).await?;
         system.does(&["vm", "stop", "web", "--force"])?;
-        for (volume, write) in [
-            ("web-root", format!("write -P 7 3G {UNREAD_MIB}M")),
-            ("data", "write -P 9 0 1M".to_owned()),
-        ] {
+        // A little at a time: each has a deadline.
+        let of_root =
+            (0..UNREAD_MIB).step_by(32).map(|at| format!("write -P 7 {}M 32M", 3072 + at));
+        let writes = of_root.map(|write| ("web-root", write));
+        for (volume, write) in writes.chain([("data", "write -P 9 0 1M".to_owned())]) {
             let written = system.qemu_io("home1", volume, &write);
             ensure!(succeeded(&written), "{written:?}");
         }

@@ -38,12 +38,12 @@ use serde::{Deserialize, Serialize};
 use crate::accounts::backups as room;
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
-use crate::records::{VolumeRecord, volume_key};
+use crate::records::{JobRecord, VolumeRecord, volume_key};
 use crate::storage::volumes;
 
 pub use driver::drive;
 pub use reading::begin as begin_reading;
-pub use restore::{drop_disk, find, restore, restore_disk};
+pub use restore::{drop_disk, find, forget_disk, restore, restore_disk};
 pub use restoring::{all as restoring, check_whole, drive as drive_restore};
 pub use rounds::run;
 use vm::OfVm;
@@ -300,6 +300,17 @@ pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Resul
     };
     if std::iter::once(name).chain(&view.parts).any(reading::is_read) {
         return refused("it is being restored or verified".to_owned(), "wait until that is over");
+    }
+    let names: Vec<&BackupName> = std::iter::once(name).chain(&view.parts).collect();
+    // The driver of a VM may not have gone on since the controller has started.
+    let makes = |record: &JobRecord| {
+        let of = record.kind.persistent_vm().and_then(|vm| vm.from_backup.as_ref());
+        let mut disks = of.into_iter().flat_map(|of| &of.disks);
+        disks.any(|disk| disk.backup.as_ref().is_some_and(|backup| names.contains(&backup)))
+    };
+    if let Some(record) = cluster.unfinished_jobs().iter().find(|record| makes(record)) {
+        let why = format!("VM {} is being made of it", record.job.id);
+        return refused(why, "wait until that is over");
     }
     if let Some(root) = &view.part_of
         && let Some(root) = cluster.records.read::<BackupRecord>(&backup_key(root)).await?

@@ -212,8 +212,21 @@ pub async fn drop_disk(
     let host = volumes::reachable(cluster, &disk.host)?;
     match new_disk(of, disk, backup, owner).made_before(&host).await? {
         Some(_) => volumes::delete(cluster, &disk.volume).await,
-        None => volumes::forget_not_made(cluster, &disk.volume).await,
+        // An earlier try has deleted it, and its record may have stayed.
+        None if disk.is_made => match volumes::delete(cluster, &disk.volume).await {
+            Err(problem) if problem.kind == ProblemKind::NotFound => Ok(()),
+            deleted => deleted,
+        },
+        None => forget_disk(cluster, disk).await,
     }
+}
+
+/// Forgets the record of a volume that was to be made for a VM, if the volume was not made.
+///
+/// # Errors
+/// `Conflict` if it is just being made; if the store fails.
+pub async fn forget_disk(cluster: &Cluster, disk: &DiskFromBackup) -> Result<(), Problem> {
+    volumes::forget_not_made(cluster, &disk.volume).await
 }
 
 /// A backup that can be read, where it is, and the host that reads it. The place is the one that is said, or else the one that the controller knows.
