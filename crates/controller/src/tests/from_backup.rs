@@ -12,6 +12,7 @@ use perigee_model::{BackupName, DiskRole, ImageName, Problem, ProblemKind, VmId,
 use super::backup_schedules::TO;
 use super::persistent_vms::{new_vm, web};
 use super::{Lab, wait_for};
+use crate::clock::now_ms;
 use crate::guest::nvram;
 use crate::records::declared;
 use crate::storage::backups::{self, BackupRecord};
@@ -316,6 +317,10 @@ async fn a_second_backup_of_a_vm_to_the_same_target_is_refused_while_the_first_i
     let lab = with_a_vm().await;
     lab.both(|inside| inside.backups.hangs = true);
     let first = backups::create(&lab.cluster, of_web(), None).await.expect("a backup");
+    wait_for("the next second, in which a backup has another name", async || {
+        (now_ms() / 1000 > first.begun_ms / 1000).then_some(())
+    })
+    .await;
     let second =
         backups::create(&lab.cluster, of_web(), None).await.expect_err("it would take its pins");
     assert_eq!(second.kind, ProblemKind::Conflict);
