@@ -335,6 +335,9 @@ pub struct ListBackups {
     /// The tenant's key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<BackupKey>,
+    /// As in [`RestoreVolume`].
+    #[serde(default)]
+    pub encrypted: bool,
 }
 
 /// A backup that was found at a target.
@@ -472,6 +475,9 @@ pub struct ShippedBackup {
     /// What the target holds now, if that was to be counted ([`ShipBackup::room`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_bytes: Option<u64>,
+    /// It is encrypted at the target, whether that was asked for or not.
+    #[serde(default)]
+    pub encrypted: bool,
 }
 
 /// Has a host make a volume of a backup.
@@ -580,12 +586,14 @@ mod tests {
     fn older_volume_servers_and_controllers_read_what_is_asked_of_a_target() {
         let at = BackupTarget { address: "s3://b".to_owned(), endpoint: None };
         let only = Some(BackupName::new("data-1").expect("a name"));
-        let ask = ListBackups { at: at.clone(), only, is_short: true, key: None };
+        let (key, encrypted) = (None, true);
+        let ask = ListBackups { at: at.clone(), only, is_short: true, key, encrypted };
         let json = serde_json::to_value(&ask).expect("JSON");
         assert_eq!(serde_json::from_value::<BackupTarget>(json.clone()).expect("a target"), at);
         assert_eq!(serde_json::from_value::<ListBackups>(json).expect("what is asked"), ask);
         let json = serde_json::to_value(&at).expect("JSON");
-        let all = ListBackups { at, only: None, is_short: false, key: None };
+        let (key, encrypted) = (None, false);
+        let all = ListBackups { at, only: None, is_short: false, key, encrypted };
         assert_eq!(serde_json::from_value::<ListBackups>(json).expect("what is asked"), all);
     }
 

@@ -106,6 +106,7 @@ pub async fn ship(
         data_bytes: manifest.data_bytes(),
         shipped_bytes: shipping.shipped_bytes,
         held_bytes: shipping.room.map(|room| room.held_bytes),
+        encrypted: target.is_sealed(),
     })
 }
 
@@ -177,6 +178,7 @@ async fn complete(
             data_bytes: manifest.data_bytes(),
             shipped_bytes: 0,
             held_bytes: None,
+            encrypted: target.is_sealed(),
         })),
         // There is none, or it is damaged: then it is written anew.
         Err(problem) if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Conflict) => {

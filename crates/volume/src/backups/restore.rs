@@ -189,9 +189,10 @@ impl Reading<'_> {
 /// The backups at a target, or the one that is named. One that can't be read says why.
 ///
 /// # Errors
-/// `Unavailable` if the target is away.
+/// `Unavailable` if the target is away; `Conflict` without the right key, or if the backups were encrypted and those that are there are not.
 pub async fn list(ask: &ListBackups) -> Result<Vec<FoundBackup>, Problem> {
     let target = &Target::open(&ask.at, ask.key.as_ref()).await?;
+    target.check_encrypted(ask.encrypted)?;
     let (work, mut found) = (Arc::default(), Vec::new());
     let reading = Reading { target, work: &work };
     let mut names: Vec<BackupName> = Vec::new();

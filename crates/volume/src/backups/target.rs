@@ -82,6 +82,11 @@ impl Target {
         Ok(target)
     }
 
+    /// Whether its backups are encrypted.
+    pub fn is_sealed(&self) -> bool {
+        self.seal.is_some()
+    }
+
     /// Refuses a target whose backups are not encrypted, if they were.
     ///
     /// # Errors
