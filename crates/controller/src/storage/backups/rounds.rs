@@ -12,7 +12,8 @@ use perigee_model::{BackupName, HostId, Problem, ProblemKind};
 
 use super::schedules::{SCHEDULES, ScheduleRecord, TURN, records, schedule_key};
 use super::{
-    BACKUPS_PREFIX, BackupRecord, Begin, backup_key, begin, delete, is_same_place, reading, room, vm,
+    BACKUPS_PREFIX, BackupRecord, Begin, backup_key, begin, delete, is_same_place, reading, room,
+    vm,
 };
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
