@@ -39,7 +39,7 @@ pub async fn create_tenant(cluster: &Cluster, new: NewTenant) -> Result<(), Prob
 /// Deletes a tenant that has nothing any more, with its users.
 ///
 /// # Errors
-/// `Conflict` while it has volumes, images, jobs, backups or files.
+/// `Conflict` while it has volumes, images, jobs, backups or files, or an encrypted backup needs its key.
 pub async fn delete_tenant(cluster: &Cluster, name: &TenantName) -> Result<(), Problem> {
     let what = format!("can't delete tenant {name}");
     if *name == TenantName::default() {

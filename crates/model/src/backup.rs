@@ -30,6 +30,8 @@ use crate::{
 const S3: &str = "s3://";
 /// How the source of a layer begins that is a target of backups, and no host.
 const SOURCE: &str = "backup:";
+/// What stands before its address there, if its backups were encrypted.
+const SOURCE_SEALED: &str = "sealed:";
 /// What stands before the endpoint there.
 const SOURCE_ENDPOINT: &str = "?endpoint=";
 
@@ -101,9 +103,21 @@ impl BackupTarget {
         format!("{SOURCE}{}{}", self.address, endpoint.unwrap_or_default())
     }
 
+    /// As [`Self::as_source`], of a target whose backups were encrypted when the layer was made.
+    pub fn as_sealed_source(&self) -> String {
+        let address = format!("{SOURCE_SEALED}{}", self.address);
+        Self { address, endpoint: self.endpoint.clone() }.as_source()
+    }
+
+    /// Whether the source of a layer is a target whose backups were encrypted when the layer was made. A layer of an older version does not say so.
+    pub fn is_sealed_source(source: &str) -> bool {
+        source.strip_prefix(SOURCE).is_some_and(|address| address.starts_with(SOURCE_SEALED))
+    }
+
     /// The target that is the source of a layer; `None` if a host is.
     pub fn of_source(source: &str) -> Option<Self> {
         let address = source.strip_prefix(SOURCE)?;
+        let address = address.strip_prefix(SOURCE_SEALED).unwrap_or(address);
         let (address, endpoint) = match address.rsplit_once(SOURCE_ENDPOINT) {
             Some((address, endpoint)) if address.starts_with(S3) => (address, Some(endpoint)),
             _ => (address, None),
@@ -335,6 +349,9 @@ pub struct ListBackups {
     /// The tenant's key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<BackupKey>,
+    /// As in [`RestoreVolume`].
+    #[serde(default)]
+    pub encrypted: bool,
 }
 
 /// A backup that was found at a target.
@@ -472,6 +489,9 @@ pub struct ShippedBackup {
     /// What the target holds now, if that was to be counted ([`ShipBackup::room`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_bytes: Option<u64>,
+    /// It is encrypted at the target, whether that was asked for or not.
+    #[serde(default)]
+    pub encrypted: bool,
 }
 
 /// Has a host make a volume of a backup.
@@ -580,12 +600,14 @@ mod tests {
     fn older_volume_servers_and_controllers_read_what_is_asked_of_a_target() {
         let at = BackupTarget { address: "s3://b".to_owned(), endpoint: None };
         let only = Some(BackupName::new("data-1").expect("a name"));
-        let ask = ListBackups { at: at.clone(), only, is_short: true, key: None };
+        let (key, encrypted) = (None, true);
+        let ask = ListBackups { at: at.clone(), only, is_short: true, key, encrypted };
         let json = serde_json::to_value(&ask).expect("JSON");
         assert_eq!(serde_json::from_value::<BackupTarget>(json.clone()).expect("a target"), at);
         assert_eq!(serde_json::from_value::<ListBackups>(json).expect("what is asked"), ask);
         let json = serde_json::to_value(&at).expect("JSON");
-        let all = ListBackups { at, only: None, is_short: false, key: None };
+        let (key, encrypted) = (None, false);
+        let all = ListBackups { at, only: None, is_short: false, key, encrypted };
         assert_eq!(serde_json::from_value::<ListBackups>(json).expect("what is asked"), all);
     }
 
@@ -656,9 +678,14 @@ mod tests {
         ] {
             let endpoint = endpoint.map(str::to_owned);
             let target = BackupTarget { address: address.to_owned(), endpoint };
-            assert_eq!(BackupTarget::of_source(&target.as_source()), Some(target));
+            let (plain, sealed) = (target.as_source(), target.as_sealed_source());
+            assert_eq!(BackupTarget::of_source(&plain).as_ref(), Some(&target));
+            assert_eq!(BackupTarget::of_source(&sealed).as_ref(), Some(&target));
+            let is_sealed = [&plain, &sealed].map(|one| BackupTarget::is_sealed_source(one));
+            assert_eq!(is_sealed, [false, true]);
         }
         assert_eq!(BackupTarget::of_source("home1:10809"), None);
+        assert!(!BackupTarget::is_sealed_source("sealed:10809"));
     }
 
     #[test]

@@ -78,6 +78,27 @@ impl Lab {
 }
 
 #[tokio::test]
+async fn a_schedule_whose_tenant_lacks_the_key_says_so() {
+    let lab = Lab::up().await;
+    schedules::set(&lab.cluster, ask("2d"), None).await.expect("a schedule");
+    wait_for("the first backup", async || lab.schedule().await.last_success_ms.map(drop)).await;
+    {
+        let _turn = TURN.lock().await;
+        let key = schedule_key(&lab.schedule().await.name);
+        let owned = lab.cluster.records.own::<ScheduleRecord>(&key).await.expect("the store");
+        let mut record = owned.expect("the schedule");
+        record.value.view.encrypted = true;
+        record.value.view.next_ms = Some(1);
+        record.save().await.expect("saved");
+    }
+    wait_for("the reason", async || {
+        lab.schedule().await.problem.contains("has no key").then_some(())
+    })
+    .await;
+    assert_eq!(lab.backups().await.len(), 1, "none has begun");
+}
+
+#[tokio::test]
 async fn a_schedule_keeps_what_it_is_told_and_a_target_that_fails_loses_nothing() {
     let lab = Lab::up().await;
     lab.cloud.inside().backups.taken_ms = Some(DAY_MS);

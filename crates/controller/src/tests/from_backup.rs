@@ -1,7 +1,7 @@
 //! Backups of VMs without a job, and VMs that are made of them.
 
 use perigee_model::backup::{
-    Backup, BackupState, BackupTarget, NewBackup, RestoreBackup, RestoreVmBackup,
+    Backup, BackupState, BackupTarget, NewBackup, RestoreBackup, RestoreVmBackup, VmBackupPart,
 };
 use perigee_model::job::{JobState, NewVolume, Start, Vm};
 use perigee_model::persistent_vm::{CloudInit, NewVm, PowerRequest, VmState};
@@ -204,6 +204,26 @@ async fn a_backup_of_an_older_version_gives_a_vm_new_variables() {
     });
     lab.restored(&done.name).await.expect("a VM");
     assert_eq!(lab.bytes_of("web2-nvram").map(|flash| flash.len()), Some(nvram::BYTES));
+}
+
+/// Whoever can write to the target can write this.
+#[tokio::test]
+async fn a_backup_of_a_vm_with_parts_of_others_or_without_a_disk_is_damaged() {
+    let lab = with_a_vm().await;
+    let done = lab.backed_up().await;
+    let change = |change: fn(&mut Vec<VmBackupPart>)| {
+        lab.both(|inside| {
+            let all = inside.backups.at.get_mut(TO).into_iter().flat_map(|at| at.values_mut());
+            all.filter_map(|asked| asked.vm.as_mut()).for_each(|of_vm| change(&mut of_vm.parts));
+        });
+    };
+    change(|parts| parts[0].backup = BackupName::new("other-1.data0").expect("a name"));
+    let other = lab.restored(&done.name).await.expect_err("it is another one's");
+    assert!(other.why.contains("damaged: it names backup other-1.data0"), "{other}");
+    change(|parts| parts.retain(|part| part.backup.as_str().ends_with(".nvram")));
+    let without = lab.restored(&done.name).await.expect_err("a disk is missing");
+    assert_eq!(without.kind, ProblemKind::Conflict);
+    assert!(without.why.contains("damaged: it has no part for volume"), "{without}");
 }
 
 #[tokio::test]

@@ -17,6 +17,8 @@ use crate::level;
 use crate::storage::backups::{BackupRecord, new_backup};
 
 const TO: &str = "/srv/acme";
+/// One place for all hosts.
+const STORE: &str = "s3://bucket/acme";
 
 fn at(address: &str) -> BackupTarget {
     BackupTarget { address: address.to_owned(), endpoint: None }
@@ -214,7 +216,8 @@ async fn an_operator_of_a_tenant_finds_its_backups_at_a_target_and_no_others() {
 #[tokio::test]
 async fn an_encrypted_backup_needs_the_tenant_s_key_and_so_do_all_after_it() {
     let tenants = Tenants::with_backups(&["a", "b"]).await;
-    let ask = |name, encrypted| NewBackup { encrypted, ..of(name, TO) };
+    tenants.allow("acme", &[STORE]).await.expect("a target");
+    let ask = |name, encrypted| NewBackup { encrypted, ..of(name, STORE) };
     let path = "/v1/tenants/acme/backup-key";
     is_kind(tenants.ann.get::<TenantBackupKey>(path).await, ProblemKind::NotFound);
     let none = tenants.amy.post::<Backup>("/v1/backups", &ask("a", true)).await;
@@ -235,9 +238,47 @@ async fn an_encrypted_backup_needs_the_tenant_s_key_and_so_do_all_after_it() {
         assert!(done.state == BackupState::Completed && done.encrypted, "{done:?}");
         let mut hosts = [&tenants.lab.home, &tenants.lab.cloud].into_iter();
         let host = hosts.find(|host| done.host.as_ref() == Some(&host.id)).expect("its host");
-        let asked = host.inside().backups.at[TO][&done.name].clone();
+        let asked = host.inside().backups.at[STORE][&done.name].clone();
         assert_eq!((asked.encrypted, asked.key), (true, Some(made.key.clone())));
     }
+}
+
+#[tokio::test]
+async fn an_encrypted_backup_that_has_failed_encrypts_no_others() {
+    let tenants = Tenants::with_backups(&["a", "b"]).await;
+    tenants.allow("acme", &[STORE]).await.expect("a target");
+    let path = "/v1/tenants/acme/backup-key";
+    let key = SetBackupKey { key: None };
+    tenants.ann.put::<TenantBackupKey>(path, &key).await.expect("a key");
+    let refuse = |why: Option<Problem>| {
+        for host in [&tenants.lab.home, &tenants.lab.cloud] {
+            host.inside().backups.refuses.clone_from(&why);
+        }
+    };
+    refuse(Some(Problem::conflict("can't back up", "others there are not encrypted")));
+    let ask = |name, encrypted| NewBackup { encrypted, ..of(name, STORE) };
+    let failed = tenants.back_up(&tenants.amy, &ask("a", true)).await;
+    assert!(failed.state == BackupState::Failed && failed.encrypted, "{failed:?}");
+    refuse(None);
+    let done = tenants.back_up(&tenants.amy, &ask("b", false)).await;
+    assert!(done.state == BackupState::Completed && !done.encrypted, "{done:?}");
+}
+
+/// Its key would go with the tenant.
+#[tokio::test]
+async fn a_tenant_stays_while_an_admin_has_an_encrypted_backup_of_its_volume() {
+    let tenants = Tenants::with_backups(&["data"]).await;
+    let path = "/v1/tenants/acme/backup-key";
+    let key = SetBackupKey { key: None };
+    tenants.ann.put::<TenantBackupKey>(path, &key).await.expect("a key");
+    let volume = Some(volume("acme~data"));
+    let ask = NewBackup { volume, encrypted: true, ..of("data", "/srv/admins") };
+    let done = tenants.back_up(&tenants.admin, &ask).await;
+    assert!(done.state == BackupState::Completed && done.by.is_none(), "{done:?}");
+    tenants.ann.delete("/v1/volumes/data").await.expect("deleted");
+    let needed = tenants.admin.delete("/v1/tenants/acme").await;
+    let needed = is_kind(needed, ProblemKind::Conflict);
+    assert!(needed.why.contains(&format!("backup {}", done.name)), "{needed}");
 }
 
 #[tokio::test]

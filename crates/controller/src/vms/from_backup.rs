@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use perigee_model::backup::{BackupTarget, FoundBackup, RestoreVmBackup, VmBackup};
+use perigee_model::backup::{BackupTarget, FoundBackup, RestoreVmBackup, VmBackup, VmBackupPart};
 use perigee_model::from_backup::{DiskFromBackup, FromBackup};
 use perigee_model::job::{Start, Vm};
 use perigee_model::persistent_vm::NewVm;
@@ -31,8 +31,8 @@ const UNDO_PATIENCE: Duration = Duration::from_secs(60);
 /// Makes the VM, which does not run. A user of a tenant gets one that has only things of the tenant.
 ///
 /// # Errors
-/// `Invalid` if the backup is not of a VM; `Conflict` if the name of the VM or of a disk is taken; as [`backups::restore`] and [`persistent::create`]. Then nothing of it
-/// stays.
+/// `Invalid` if the backup is not of a VM; `Conflict` if it is damaged, or the name of the VM or of a disk is taken; as [`backups::restore`] and
+/// [`persistent::create`]. Then nothing of it stays.
 pub async fn restore(
     cluster: &Arc<Cluster>,
     backup: &BackupName,
@@ -49,6 +49,7 @@ pub async fn restore(
         return Err(Problem::invalid(what, why)
             .next("make a volume of it: perigee backup restore NAME --as VOLUME --disk"));
     };
+    check_parts(&what, backup, &of_vm)?;
     if let Some(tenant) = tenant {
         check_of_tenant(&what, &of_vm.vm, &tenant)?;
     }
@@ -94,6 +95,23 @@ fn check_of_tenant(what: &str, vm: &NewVm, tenant: &TenantName) -> Result<(), Pr
         _ => return Ok(()),
     };
     Err(Problem::forbidden(what, why).next("ask an admin to restore it"))
+}
+
+/// Refuses what no backup of a VM has: whoever can write to the target may have named other backups as its parts.
+fn check_parts(what: &str, backup: &BackupName, of_vm: &VmBackup) -> Result<(), Problem> {
+    let is_own = |part: &VmBackupPart| {
+        let end = part.backup.as_str().strip_prefix(backup.as_str());
+        end.is_some_and(|end| end.starts_with('.'))
+    };
+    let has = |volume: &VolumeName| of_vm.parts.iter().any(|part| part.volume == *volume);
+    let other = of_vm.parts.iter().find(|part| !is_own(part));
+    let mut written = of_vm.vm.volumes.iter().filter(|volume| !volume.read_only);
+    let why = match (other, written.find(|one| !has(&one.volume))) {
+        (Some(part), _) => format!("it names backup {}, which is none of its parts", part.backup),
+        (None, Some(one)) => format!("it has no part for volume {}", one.volume),
+        (None, None) => return Ok(()),
+    };
+    Err(Problem::conflict(what, format!("the backup is damaged: {why}")).next("use another backup"))
 }
 
 /// The disks of a VM that is to be made.

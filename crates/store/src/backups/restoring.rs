@@ -21,7 +21,7 @@ use crate::volume::io_problem;
 use crate::work::Work;
 
 impl Pool {
-    /// Makes a volume over a new layer that gets its bytes from a backup from now on.
+    /// Makes a volume over a new layer that gets its bytes from a backup from now on. The layer remembers whether the backups there are encrypted.
     ///
     /// # Errors
     /// A conflict when a name is taken, or the backup damaged; unsupported when the backup does not say what it has; what the target says.
@@ -30,10 +30,12 @@ impl Pool {
         new: NewIncoming,
         layer: LayerId,
         from: &BackupTarget,
+        is_sealed: bool,
         backup: &BackupName,
     ) -> Result<VolumeInfo, Problem> {
         let what = format!("can't restore volume {}", new.name);
-        let (nbd_addr, export) = (from.as_source(), backup.to_string());
+        let nbd_addr = if is_sealed { from.as_sealed_source() } else { from.as_source() };
+        let export = backup.to_string();
         let device = (self.connect.connect)(nbd_addr.clone(), export.clone()).await?;
         let size_bytes = Self::layer_size(&what, device.size_bytes())?;
         if size_bytes != device.size_bytes() {

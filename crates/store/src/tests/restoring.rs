@@ -147,7 +147,7 @@ impl Site {
         let (name, leave_site) = (volume_name("v"), LeaveSite::Allowed);
         let new = NewIncoming { name, tenant: Default::default(), leave_site, owner: None };
         let (from, name) = (Backup::target(), BackupName::new("b").unwrap());
-        pool.restore_at_once(new, LAYER, &from, &name).await.unwrap();
+        pool.restore_at_once(new, LAYER, &from, false, &name).await.unwrap();
         Self { dir, files, backup, pool, boot: 1 }
     }
 

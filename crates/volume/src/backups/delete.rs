@@ -12,7 +12,7 @@ use super::restore::Reading;
 use super::stopped;
 use super::target::Target;
 
-/// Deletes the backup. One that was cut off is done again from the beginning. Returns how many bytes the target holds then, if these are to be counted.
+/// Deletes the backup. One that was cut off is done again from the beginning. Returns how many bytes the target holds then, if these are to be counted and can be.
 ///
 /// # Errors
 /// `Unavailable` if the target fails, or the work was stopped; `Conflict` if another backup can't be read: then nobody knows which layers it needs, and all stay.
@@ -31,7 +31,12 @@ pub async fn delete(ask: &DeleteBackup, work: &Arc<Work>) -> Result<Option<u64>,
         }
         target.delete_directory(&layer_prefix(layer)).await?;
     }
-    Ok(if ask.counts { Some(target.bytes().await?) } else { None })
+    if !ask.counts {
+        return Ok(None);
+    }
+    // The deletion is done, also if nobody knows what is left.
+    let uncounted = |problem: &Problem| tracing::warn!(%problem, "a target is not counted");
+    Ok(target.bytes().await.inspect_err(uncounted).ok())
 }
 
 /// The layers at the target that no backup needs: each before those on which it stands. So if a kill cuts this off, what the target has of a layer, it has of all

@@ -53,8 +53,8 @@ const READ_BYTES: usize = 1 << 20;
 /// Ships a backup of a volume of this pool. `work` says how far it is, and may stop it.
 ///
 /// # Errors
-/// `NotFound` if there is no such volume; `Conflict` if it is damaged here, or may not leave its site; `NoSpace` if the target is full; `Unavailable` if the target fails or is
-/// away, or a part of the volume is still at another host. Nothing that is complete at the target is changed.
+/// `NotFound` if there is no such volume; `Conflict` if it is damaged here, or may not leave its site, or the target has backups that are encrypted otherwise; `NoSpace` if the target
+/// is full; `Unavailable` if the target fails or is away, or a part of the volume is still at another host. Nothing that is complete at the target is changed.
 pub async fn ship(
     pool: &Arc<Pool>,
     volume: &VolumeName,
@@ -98,6 +98,7 @@ pub async fn ship(
         vm: ask.vm.clone(),
         layers: shipping.layers_from(chain.first().copied(), there).await?,
     };
+    target.check_marker().await?;
     shipping.put_list(&manifest_key(&ask.name), &manifest).await?;
     pool.has_backup(volume, &keeper, chain.first().copied()).await?;
     Ok(ShippedBackup {
@@ -106,6 +107,7 @@ pub async fn ship(
         data_bytes: manifest.data_bytes(),
         shipped_bytes: shipping.shipped_bytes,
         held_bytes: shipping.room.map(|room| room.held_bytes),
+        encrypted: target.is_sealed(),
     })
 }
 
@@ -177,6 +179,7 @@ async fn complete(
             data_bytes: manifest.data_bytes(),
             shipped_bytes: 0,
             held_bytes: None,
+            encrypted: target.is_sealed(),
         })),
         // There is none, or it is damaged: then it is written anew.
         Err(problem) if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Conflict) => {

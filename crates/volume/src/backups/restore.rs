@@ -24,6 +24,8 @@ use super::target::Target;
 
 /// So much damage of one backup is named.
 const PROBLEMS_MAX: usize = 100;
+/// No backup has more pieces, in all its layers: what the indexes say of them is in memory.
+const PIECES_MAX: usize = 4 << 20;
 
 /// What is read of a target.
 #[derive(Clone, Copy)]
@@ -73,13 +75,14 @@ impl Reading<'_> {
     /// The indexes of the layers from this one down.
     ///
     /// # Errors
-    /// `Conflict` if one is missing or damaged.
+    /// `Conflict` if one is missing or damaged, or if they have too many pieces.
     pub async fn indexes_from(
         &self,
         what: &str,
         top: Option<LayerId>,
     ) -> Result<Vec<LayerIndex>, Problem> {
         let (mut indexes, mut seen, mut next) = (Vec::new(), BTreeSet::new(), top);
+        let mut pieces = 0_usize;
         while let Some(layer) = next {
             if indexes.len() == LAYERS_MAX {
                 return Err(damaged(what, format!("it has more than {LAYERS_MAX} layers")));
@@ -89,6 +92,10 @@ impl Reading<'_> {
             }
             let index = self.index_of(layer).await?;
             let index = index.ok_or_else(|| damaged(what, format!("layer {layer} is missing")))?;
+            pieces = pieces.saturating_add(index.pieces.len());
+            if pieces > PIECES_MAX {
+                return Err(damaged(what, format!("it has more than {PIECES_MAX} pieces")));
+            }
             next = index.parent;
             indexes.push(index);
         }
@@ -189,9 +196,10 @@ impl Reading<'_> {
 /// The backups at a target, or the one that is named. One that can't be read says why.
 ///
 /// # Errors
-/// `Unavailable` if the target is away.
+/// `Unavailable` if the target is away; `Conflict` without the right key, or if the backups were encrypted and those that are there are not.
 pub async fn list(ask: &ListBackups) -> Result<Vec<FoundBackup>, Problem> {
     let target = &Target::open(&ask.at, ask.key.as_ref()).await?;
+    target.check_encrypted(ask.encrypted)?;
     let (work, mut found) = (Arc::default(), Vec::new());
     let reading = Reading { target, work: &work };
     let mut names: Vec<BackupName> = Vec::new();
@@ -251,7 +259,9 @@ pub async fn verify(ask: &VerifyBackup, work: &Arc<Work>) -> Result<VerifiedBack
             }
             _ => return Err(problem),
         }
-        problems.push(format!("{}: {}", problem.what, problem.why));
+        if problems.len() < PROBLEMS_MAX {
+            problems.push(format!("{}: {}", problem.what, problem.why));
+        }
         Ok(())
     };
     let found = async { reading.indexes(&reading.manifest(&ask.backup).await?).await };
@@ -270,7 +280,6 @@ pub async fn verify(ask: &VerifyBackup, work: &Arc<Work>) -> Result<VerifiedBack
             }
         }
     }
-    problems.truncate(PROBLEMS_MAX);
     Ok(VerifiedBackup { read_bytes: work.progress().done_bytes, problems })
 }
 
@@ -296,7 +305,8 @@ pub async fn restore(
         return restore_whole(pool, volume, ask, work).await;
     }
     let new = new_volume(volume, ask, &manifest);
-    match pool.restore_at_once(new, layer, &ask.from, &ask.backup).await {
+    let is_sealed = target.is_sealed();
+    match pool.restore_at_once(new, layer, &ask.from, is_sealed, &ask.backup).await {
         Err(problem) if problem.kind == ProblemKind::Unsupported => {
             tracing::info!(%volume, %problem, "a backup is restored whole");
             restore_whole(pool, volume, ask, work).await

@@ -87,10 +87,11 @@ async fn open(
     backup: String,
     patience: Duration,
 ) -> Result<Arc<dyn Device>, Problem> {
+    let was_sealed = BackupTarget::is_sealed_source(&address);
     let key = (address, backup.clone());
     let begin = || {
         let opening = tokio::spawn(async move {
-            let source = BackupSource::open(&from, &backup, patience).await?;
+            let source = BackupSource::open(&from, was_sealed, &backup, patience).await?;
             Ok(Arc::new(source) as Arc<dyn Device>)
         });
         let gone = |error| Err(Problem::internal("can't open a backup", error));
@@ -107,6 +108,8 @@ struct BackupSource(Arc<Source>);
 struct Source {
     name: BackupName,
     from: BackupTarget,
+    /// The backups there were encrypted when the volume was made.
+    was_sealed: bool,
     address: String,
     /// Made anew when it refuses: the credentials of an S3 store may be others by then.
     target: Mutex<Target>,
@@ -117,12 +120,17 @@ struct Source {
 }
 
 impl BackupSource {
-    async fn open(from: &BackupTarget, backup: &str, patience: Duration) -> Result<Self, Problem> {
+    async fn open(
+        from: &BackupTarget,
+        was_sealed: bool,
+        backup: &str,
+        patience: Duration,
+    ) -> Result<Self, Problem> {
         let what = format!("can't read backup {backup} in {}", from.address);
         // The checksums of a layer have a name of their own, which is that of no backup.
         let name = BackupName::new(backup).map_err(|error| Problem::not_found(&what, error))?;
         let asked = Instant::now();
-        let target = Target::open_again(from).await?;
+        let target = Target::open_again(from, was_sealed).await?;
         let (round_trip, work) = (asked.elapsed(), Arc::default());
         let reading = Reading { target: &target, work: &work };
         let manifest = reading.manifest(&name).await?;
@@ -132,7 +140,17 @@ impl BackupSource {
         })?;
         let (from, address) = (from.clone(), from.address.clone());
         let target = Mutex::new(target);
-        Ok(Self(Arc::new(Source { name, from, address, target, plan, patience, round_trip, work })))
+        Ok(Self(Arc::new(Source {
+            name,
+            from,
+            was_sealed,
+            address,
+            target,
+            plan,
+            patience,
+            round_trip,
+            work,
+        })))
     }
 
     /// A piece, from memory or from the target. What was begun goes on when its reader has gone: a slow target must not begin again and again.
@@ -209,7 +227,7 @@ impl Source {
 
     /// The target refuses: it is asked with the credentials that this host has now.
     async fn connect_again(&self) {
-        match Target::open_again(&self.from).await {
+        match Target::open_again(&self.from, self.was_sealed).await {
             Ok(target) => *lock(&self.target) = target,
             Err(problem) => tracing::warn!(%problem, "a target refuses"),
         }

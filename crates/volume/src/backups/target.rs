@@ -15,7 +15,7 @@ use perigee_repository::{Address, NotDone, Objects};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-use super::format::{MARKER, MARKER_KEY, piece_name};
+use super::format::{LAYERS, MARKER, MARKER_KEY, piece_name};
 use super::sealing::{self, SEALED_MARKER_KEY, Seal, id_of_marker, sealed_bytes, start_bytes};
 
 /// A directory that has not answered one request for so long counts as away.
@@ -82,6 +82,11 @@ impl Target {
         Ok(target)
     }
 
+    /// Whether its backups are encrypted.
+    pub fn is_sealed(&self) -> bool {
+        self.seal.is_some()
+    }
+
     /// Refuses a target whose backups are not encrypted, if they were.
     ///
     /// # Errors
@@ -98,12 +103,12 @@ impl Target {
     /// As [`Self::open`], for a layer that gets its bytes from there, with the key that was right before.
     ///
     /// # Errors
-    /// `Unavailable` if there are none, or the key was not sent since the start.
-    pub async fn open_again(at: &BackupTarget) -> Result<Self, Problem> {
+    /// `Unavailable` if there are none, or the key was not sent since the start; `Conflict` if they were encrypted when the layer was made, and are not.
+    pub async fn open_again(at: &BackupTarget, was_sealed: bool) -> Result<Self, Problem> {
         let mut target = Self::new(at)?;
         match target.marker().await? {
             Marker::None => return Err(target.not_there()),
-            Marker::Plain => {}
+            Marker::Plain => target.check_encrypted(was_sealed)?,
             Marker::Sealed(id) => {
                 let key = sealing::sent(at).ok_or_else(|| {
                     let why = "they are encrypted, and the controller has not sent their key since this volume server has started";
@@ -277,6 +282,22 @@ impl Target {
         }
     }
 
+    /// Makes sure that the backups there are encrypted as this one is, or are all in clear as this one is: each of two first backups that begin at once may find none.
+    ///
+    /// # Errors
+    /// `Conflict` if they are not; `Unavailable` if there are none.
+    pub async fn check_marker(&self) -> Result<(), Problem> {
+        match (self.marker().await?, &self.seal) {
+            (Marker::None, _) => return Err(self.not_there()),
+            (Marker::Plain, None) => return Ok(()),
+            (Marker::Sealed(id), Some(seal)) if id == seal.id() => return Ok(()),
+            _ => {}
+        }
+        let why = "another first backup has begun there at the same moment, and is not encrypted as this one is";
+        Err(Problem::conflict(self.what(), why)
+            .next("make the backup again, encrypted as the other one is"))
+    }
+
     fn marker_key(&self) -> &'static str {
         if self.seal.is_some() { SEALED_MARKER_KEY } else { MARKER_KEY }
     }
@@ -407,9 +428,20 @@ impl Target {
     /// When the target fails.
     pub async fn bytes(&self) -> Result<u64, Problem> {
         match &self.place {
-            Place::Directory(dir) => self.run(dir, bytes_below).await,
+            Place::Directory(dir) => self.bytes_in(dir).await,
             Place::S3(objects) => objects.bytes(&self.what()).await.map_err(of_store),
         }
+    }
+
+    /// Each layer has a deadline of its own: a directory with many may need longer than one request may take.
+    async fn bytes_in(&self, dir: &Arc<PathBuf>) -> Result<u64, Problem> {
+        let mut bytes = self.run(dir, |dir| bytes_below(dir, Some(LAYERS))).await?;
+        for layer in self.names(LAYERS).await? {
+            let below = Path::new(LAYERS).join(layer);
+            let of_layer = self.run(dir, move |dir| bytes_of(&dir.join(below))).await?;
+            bytes = bytes.saturating_add(of_layer);
+        }
+        Ok(bytes)
     }
 
     /// Deletes an object; one that is not there is no error.
@@ -494,22 +526,29 @@ fn names(dir: &Path, prefix: &str) -> io::Result<BTreeSet<String>> {
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-/// The bytes of all files below. What goes meanwhile does not count.
-fn bytes_below(dir: &Path) -> io::Result<u64> {
+/// The bytes of all files below, but for the entry of this name.
+fn bytes_below(dir: &Path, but: Option<&str>) -> io::Result<u64> {
     let mut bytes = 0_u64;
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
-        let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
-        let of_entry = match entry.metadata() {
-            Ok(meta) if meta.is_dir() => bytes_below(&entry.path()),
-            meta => meta.map(|meta| meta.len()),
-        };
-        match of_entry {
-            Err(error) if is_gone(&error) => {}
-            counted => bytes = bytes.saturating_add(counted?),
+        let is_left_out = but.is_some() && entry.file_name().to_str() == but;
+        if !is_left_out {
+            bytes = bytes.saturating_add(bytes_of(&entry.path())?);
         }
     }
     Ok(bytes)
+}
+
+/// The bytes of a file, or of all files below a directory. What goes meanwhile does not count.
+fn bytes_of(path: &Path) -> io::Result<u64> {
+    let counted = match std::fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => bytes_below(path, None),
+        meta => meta.map(|meta| meta.len()),
+    };
+    match counted {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        counted => counted,
+    }
 }
 
 fn put(dir: &Path, key: &str, bytes: &[u8]) -> io::Result<()> {
@@ -588,6 +627,44 @@ mod tests {
         drop(answer);
         let later = Duration::from_secs(60);
         target.run_within(&waiting, later, || Ok(())).await.expect("a permit");
+    }
+
+    fn put_marker(dir: &Path, key: &str, marker: &[u8]) {
+        std::fs::write(dir.join(key), marker).expect("a marker");
+    }
+
+    #[tokio::test]
+    async fn what_was_encrypted_is_not_read_in_clear_later() {
+        let dir = tempfile::tempdir().expect("a directory");
+        put_marker(dir.path(), MARKER_KEY, MARKER);
+        let at = BackupTarget { address: dir.path().display().to_string(), endpoint: None };
+        Target::open_again(&at, false).await.expect("it was in clear");
+        let replaced = Target::open_again(&at, true).await.expect_err("it was encrypted");
+        assert_eq!(replaced.kind, ProblemKind::Conflict, "{replaced}");
+    }
+
+    #[tokio::test]
+    async fn of_two_first_backups_that_begin_at_once_only_one_ends_if_one_is_encrypted() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let plain = target(dir.path());
+        put_marker(dir.path(), MARKER_KEY, MARKER);
+        plain.check_marker().await.expect("it is in clear too");
+        let seal = Seal::new(&BackupKey::new([1; BackupKey::BYTES])).expect("a key");
+        put_marker(dir.path(), SEALED_MARKER_KEY, &seal.marker());
+        let refused = plain.check_marker().await.expect_err("the others are encrypted");
+        assert_eq!(refused.kind, ProblemKind::Conflict, "{refused}");
+        let sealed = Target { seal: Some(Arc::new(seal)), ..plain };
+        sealed.check_marker().await.expect("it is encrypted too");
+    }
+
+    #[tokio::test]
+    async fn all_objects_of_a_directory_are_counted() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let target = target(dir.path());
+        for (key, bytes) in [("backups/a", 1), ("layers/x/index", 10), ("layers/y/index", 100)] {
+            target.put(key, vec![0; bytes]).await.expect("it is put");
+        }
+        assert_eq!(target.bytes().await.expect("its bytes"), 111);
     }
 
     #[test]

@@ -39,7 +39,8 @@ async fn list(
     at: &BackupTarget,
     key: Option<BackupKey>,
 ) -> Result<Vec<FoundBackup>, Problem> {
-    let ask = ListBackups { at: at.clone(), only: None, is_short: true, key };
+    let encrypted = key.is_some();
+    let ask = ListBackups { at: at.clone(), only: None, is_short: true, key, encrypted };
     server.control.post("/v1/backups/list", &ask).await
 }
 

@@ -101,10 +101,12 @@ impl Run<'_> {
     /// Asks the volume's home to ship the backup, and hears how far it is. Who asked is recorded before.
     async fn ship(&mut self) -> Result<ShippedBackup, Problem> {
         let sealed = vm::sealed(self.cluster, &mut self.record).await?;
-        let view = self.view().clone();
+        let mut view = self.view().clone();
         let home = volumes::settled_home(self.cluster, &view.volume).await?;
         let home = volumes::reachable(self.cluster, &home)?;
         self.begin_asking(&home.id).await?;
+        view.host = Some(home.id.clone());
+        let encrypted = self.is_encrypted(&view).await?;
         let room = room::room_of(self.cluster, &view, &home.id).await?;
         let key = room::key_of(self.cluster, view.name.as_str());
         let ask = ShipBackup {
@@ -116,7 +118,7 @@ impl Run<'_> {
             sealed,
             vm: self.record.value.vm.as_ref().map(|of_vm| Box::new(of_vm.has.clone())),
             room,
-            encrypted: view.encrypted,
+            encrypted,
             key,
         };
         let path = format!("/v1/volumes/{}/backup", view.volume);
@@ -265,6 +267,15 @@ impl Run<'_> {
         }))
     }
 
+    /// Whether it is to be encrypted. Beside backups that a host has encrypted it is, also if that was not asked for: whoever takes these away gets no others in clear.
+    async fn is_encrypted(&self, view: &Backup) -> Result<bool, Problem> {
+        let is_sealed = |other: &Backup| {
+            let is_there = other.state == BackupState::Completed && is_same_place(other, view);
+            other.encrypted && is_there
+        };
+        Ok(view.encrypted || list(self.cluster).await?.iter().any(is_sealed))
+    }
+
     /// Whether the volume has another home than the one that was asked, or is about to.
     async fn has_moved(&mut self) -> bool {
         let (volume, asked) = (self.view().volume.clone(), self.view().host.clone());
@@ -281,6 +292,7 @@ impl Run<'_> {
         view.size_bytes = Some(shipped.size_bytes);
         view.data_bytes = Some(shipped.data_bytes);
         view.shipped_bytes = shipped.shipped_bytes;
+        view.encrypted |= shipped.encrypted;
         if let Some(bytes) = shipped.held_bytes {
             room::counted(self.cluster, &self.record.value.view, bytes).await?;
         }

@@ -150,8 +150,6 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
     let parts: Vec<BackupName> = vm.iter().flat_map(OfVm::parts).collect();
     let known = list(cluster).await?;
     check_number(&known, &what, by.as_ref(), 1 + parts.len())?;
-    // Whoever takes the backups away does not get the next ones in clear.
-    let encrypted = encrypted || known.iter().any(|one| one.encrypted && one.at == to);
     if encrypted {
         room::check_encrypted(cluster, &what, name.as_str()).await?;
     }
@@ -178,7 +176,8 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
     Ok(view)
 }
 
-/// In words, something of a tenant's users that is a backup or a schedule, if there is one.
+/// In words, something of a tenant's users that is a backup or a schedule, if there is one. An encrypted backup of the tenant's things counts too, whoever has made it:
+/// nobody could read it without the tenant's key.
 ///
 /// # Errors
 /// If the store can't be read.
@@ -187,7 +186,9 @@ pub async fn any_of_tenant(
     tenant: &TenantName,
 ) -> Result<Option<String>, Problem> {
     let backups = list(cluster).await?.into_iter();
-    let mut backups = backups.filter(|backup| room::is_of(backup.by.as_ref(), tenant));
+    let needs_key = |backup: &Backup| backup.encrypted && tenant.owns(backup.name.as_str());
+    let mut backups =
+        backups.filter(|backup| room::is_of(backup.by.as_ref(), tenant) || needs_key(backup));
     let backup = backups.next().map(|backup| format!("backup {}", backup.name));
     let schedules = schedules::records(cluster).await?.into_iter();
     let mut schedules = schedules.filter(|one| room::is_of(one.view.by.as_ref(), tenant));
@@ -356,7 +357,8 @@ pub async fn look(
     ask.at.check()?;
     let host = reader(cluster, &ask.at, ask.host.as_ref()).await?;
     let key = room::key_of(cluster, &tenant.full("backup"));
-    let ask = ListBackups { at: ask.at.clone(), only: None, is_short: true, key };
+    let (only, encrypted) = (None, false);
+    let ask = ListBackups { at: ask.at.clone(), only, is_short: true, key, encrypted };
     let mut all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &ask).await?;
     for of_vm in all.iter_mut().filter_map(|found| found.vm.as_mut()) {
         // It may have secrets, and a volume server of an older version leaves nothing out.
@@ -374,9 +376,7 @@ pub async fn verify(
     name: &BackupName,
     ask: CheckBackup,
 ) -> Result<VerifiedBackup, Problem> {
-    let known: Option<BackupRecord> = cluster.records.read(&backup_key(name)).await?;
-    let encrypted = known.as_ref().is_some_and(|record| record.view.encrypted);
-    let parts = known.map(|record| record.view.parts).unwrap_or_default();
+    let parts = known(cluster, name).await?.map(|root| root.parts).unwrap_or_default();
     let mut all = VerifiedBackup { read_bytes: 0, problems: Vec::new() };
     // All of it, also what comes last.
     let _reading = reading::begin(name);
@@ -384,6 +384,7 @@ pub async fn verify(
         let (at, host) = place(cluster, name, ask.at.clone(), ask.host.clone()).await?;
         let host = reader(cluster, &at, host.as_ref()).await?;
         let key = room::key_of(cluster, name.as_str());
+        let encrypted = known(cluster, name).await?.is_some_and(|known| known.encrypted);
         let ask = VerifyBackup { backup: name.clone(), at, key, encrypted };
         let read: VerifiedBackup =
             host.volume.post_long("/v1/backups/verify", &ask, |_: Progress| {}).await?;

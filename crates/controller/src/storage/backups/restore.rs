@@ -242,7 +242,8 @@ pub async fn find(
     let (at, host) = place(cluster, name, from, host).await?;
     let host = reader(cluster, &at, host.as_ref()).await?;
     let (only, key) = (Some(name.clone()), room::key_of(cluster, name.as_str()));
-    let ask = ListBackups { at: at.clone(), only, is_short: false, key };
+    let encrypted = known(cluster, name).await?.is_some_and(|known| known.encrypted);
+    let ask = ListBackups { at: at.clone(), only, is_short: false, key, encrypted };
     let all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &ask).await?;
     let Some(found) = all.into_iter().find(|found| found.name == *name) else {
         let why = format!("{} has no backup with this name", at.address);

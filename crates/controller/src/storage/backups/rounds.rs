@@ -12,7 +12,8 @@ use perigee_model::{BackupName, HostId, Problem, ProblemKind};
 
 use super::schedules::{SCHEDULES, ScheduleRecord, TURN, records, schedule_key};
 use super::{
-    BACKUPS_PREFIX, BackupRecord, Begin, backup_key, begin, delete, is_same_place, reading, vm,
+    BACKUPS_PREFIX, BackupRecord, Begin, backup_key, begin, delete, is_same_place, reading, room,
+    vm,
 };
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
@@ -170,6 +171,10 @@ impl Look<'_, '_> {
             return Ok(());
         }
         self.forget_failed(&own).await?;
+        if let Err(problem) = self.check_allowed(&of).await {
+            self.failed(in_words(&problem));
+            return Ok(());
+        }
         let view = &self.record.view;
         let new = Begin {
             of,
@@ -188,6 +193,19 @@ impl Look<'_, '_> {
             Err(problem) => self.failed(in_words(&problem)),
         }
         Ok(())
+    }
+
+    /// Refuses what no later look can begin before somebody changes something.
+    ///
+    /// # Errors
+    /// As `begin`, for the target and the key.
+    async fn check_allowed(&self, of: &BackupOf) -> Result<(), Problem> {
+        let (view, what) = (&self.record.view, format!("can't back up {of}"));
+        room::check_target(self.cluster, &what, view.by.as_ref(), &view.to).await?;
+        match view.encrypted {
+            true => room::check_encrypted(self.cluster, &what, of.name()).await,
+            false => Ok(()),
+        }
     }
 
     /// What is backed up, if it is still there.

@@ -76,6 +76,7 @@ async fn ship(
         return step(&Step::<ShippedBackup>::Failed(problem));
     }
     let held_bytes = ask.room.is_some().then_some(held_bytes + 4096);
+    let encrypted = ask.encrypted;
     at.insert(ask.name.clone(), ask);
     step(&Step::Done(ShippedBackup {
         taken_ms,
@@ -83,6 +84,7 @@ async fn ship(
         data_bytes: 4096,
         shipped_bytes: 4096,
         held_bytes,
+        encrypted,
     }))
 }
 
