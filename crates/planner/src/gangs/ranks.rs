@@ -68,6 +68,10 @@ pub struct GangFacts {
     pub sent: Vec<Vec<u64>>,
     /// A host has room for so many vCPUs for each of its CPUs.
     pub vcpus_per_cpu: u32,
+    /// The vCPUs of each of its VMs that count for room, as in the queue: the least that a VM has.
+    pub least_cpus: u32,
+    /// When all jobs have ended, one site has room for all of its VMs: then they start at one site.
+    pub one_site: bool,
     /// All of its VMs are to be at one host.
     pub together: bool,
     /// Each of its VMs is to be at another host.
