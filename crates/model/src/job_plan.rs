@@ -84,16 +84,20 @@ pub struct NotConsidered {
 }
 
 impl JobPlan {
-    /// When the job could start at this host of the plan; `None` if it has room now.
+    /// When the job could start as an option of the plan says: of a job with several VMs, at the host that has room last. What is not known is
+    /// the latest. `None` if there is room now.
     #[must_use]
-    pub fn wait(&self, host: &HostId) -> Option<&HostWait> {
-        self.waits.iter().find(|wait| wait.host == *host)
+    pub fn wait_of(&self, option: &PlanOption) -> Option<&HostWait> {
+        let hosts = || std::iter::once(&option.start).chain(&option.hosts);
+        let waits = self.waits.iter().filter(|wait| hosts().any(|host| *host == wait.host));
+        let until_s = |wait: &HostWait| wait.wait.map_or(f64::INFINITY, |wait| wait.expected_s);
+        waits.max_by(|one, other| until_s(one).total_cmp(&until_s(other)))
     }
 
     /// The seconds from now until an option of the plan ends; `None` if that is not known.
     #[must_use]
     pub fn ends(&self, option: &PlanOption) -> Option<Estimate> {
-        match self.wait(&option.start) {
+        match self.wait_of(option) {
             None => Some(option.total),
             Some(wait) => wait.wait.map(|wait| wait.and_then(option.total)),
         }
