@@ -230,6 +230,24 @@ fn a_replica_of_the_data_is_a_way_of_its_own() {
     assert!(option(&plan, Way::Beside).reason.contains("its file lets the job start only at site"));
 }
 
+/// Without figures the first VM would start at `home1`, which boots slower. One of the VMs does.
+#[test]
+fn no_move_is_said_where_a_vm_starts_at_the_default_host() {
+    let mut snapshot = gang(2, 2500.0);
+    let lacking = ["home1", "home2"].map(|host| (host_id(host), 0)).to_vec();
+    let copy = CopyFacts { bytes: 256 * MIB, lacking, ..CopyFacts::default() };
+    snapshot.job.volumes[0].copy = copy;
+    snapshot.job.start = Start::Site("home".parse().expect("a name"));
+    facts(&mut snapshot).apart = true;
+    for (host, boot_s) in snapshot.cluster.hosts.iter_mut().zip([12.0, 6.0]) {
+        host.boots = vec![booted_in(boot_s); 8].into();
+    }
+    let plan = planned(&snapshot);
+    let best = plan.chosen().expect("a choice");
+    assert_eq!((best.way, names(&best.hosts)), (Way::Replica, vec!["home2", "home1"]));
+    assert!(!plan.moves);
+}
+
 #[test]
 fn a_gang_that_starts_far_from_its_data_may_be_moved_as_a_whole() {
     let mut snapshot = gang(2, 20_000.0);
