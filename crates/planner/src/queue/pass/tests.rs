@@ -336,7 +336,7 @@ fn what_jobs_cost_that_start_together_stays_within_the_month_s_budget() {
     );
 }
 
-/// A gang of two VMs whose hosts cost money, so that a VM for which there is no room at the planned host goes to another one.
+/// A gang of two VMs, where all hosts cost money.
 fn paid_gang(vcpus_per_cpu: u32) -> PassSnapshot {
     let mut one = snapshot(1);
     one.queue.waiting[0].count = 2;
