@@ -153,7 +153,11 @@ pub async fn plan(cluster: &Arc<Cluster>, spec: &JobSpec) -> Result<Planned, Pro
     let homes: Vec<HostId> = job.volumes.iter().map(|volume| volume.home.clone()).collect();
     let not_measured = links::ensure(cluster, &homes).await;
     let rented = waits::rented_for_others(cluster, spec);
-    let full = waits::without_room(cluster, spec, &rented);
+    // A host with room for one VM has not yet room for several ones: see below.
+    let full = match spec.count > 1 {
+        true => BTreeMap::new(),
+        false => waits::without_room(cluster, spec, &rented),
+    };
     let mut waits = waits::waits(cluster, spec, &rented, &full).await?;
     let mut facts = facts(cluster);
     waits::make_room(&mut facts, &full, spec);

@@ -84,16 +84,20 @@ pub struct NotConsidered {
 }
 
 impl JobPlan {
-    /// When the job could start at this host of the plan; `None` if it has room now.
+    /// When the job could start as an option of the plan says: of a job with several VMs, at the host that has room last. What is not known is
+    /// the latest. `None` if there is room now.
     #[must_use]
-    pub fn wait(&self, host: &HostId) -> Option<&HostWait> {
-        self.waits.iter().find(|wait| wait.host == *host)
+    pub fn wait_of(&self, option: &PlanOption) -> Option<&HostWait> {
+        let hosts = || std::iter::once(&option.start).chain(&option.hosts);
+        let waits = self.waits.iter().filter(|wait| hosts().any(|host| *host == wait.host));
+        let until_s = |wait: &HostWait| wait.wait.map_or(f64::INFINITY, |wait| wait.expected_s);
+        waits.max_by(|one, other| until_s(one).total_cmp(&until_s(other)))
     }
 
     /// The seconds from now until an option of the plan ends; `None` if that is not known.
     #[must_use]
     pub fn ends(&self, option: &PlanOption) -> Option<Estimate> {
-        match self.wait(&option.start) {
+        match self.wait_of(option) {
             None => Some(option.total),
             Some(wait) => wait.wait.map(|wait| wait.and_then(option.total)),
         }
@@ -105,5 +109,57 @@ impl RentOption {
     #[must_use]
     pub fn ends(&self) -> Estimate {
         self.wait.and_then(self.total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Basis;
+
+    fn host(name: &str) -> HostId {
+        HostId::new(name).expect("a name")
+    }
+
+    fn option(hosts: &[&str]) -> PlanOption {
+        PlanOption {
+            way: Way::Remote,
+            start: host(hosts[0]),
+            end: host(hosts[0]),
+            predicted: Seconds::default(),
+            total: Estimate::default(),
+            shipped_bytes: None,
+            unknown: Vec::new(),
+            longer: None,
+            chosen: false,
+            reason: String::new(),
+            cost: None,
+            hosts: hosts.iter().map(|name| host(name)).collect(),
+            end_hosts: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn several_vms_wait_for_the_host_that_has_room_last() {
+        let wait = |name: &str, seconds: Option<f64>| HostWait {
+            host: host(name),
+            wait: seconds.map(|s| Estimate { expected_s: s, low_s: s, high_s: s }),
+            why: String::new(),
+        };
+        let plan = Plan {
+            basis: Basis::History,
+            options: Vec::new(),
+            figures: Vec::new(),
+            moves: false,
+        };
+        let waits = vec![wait("c", None), wait("b", Some(9.0)), wait("a", Some(5.0))];
+        let plan = JobPlan { plan, waits, rented: Vec::new(), not_considered: Vec::new() };
+        let waits_for =
+            |hosts: &[&str]| plan.wait_of(&option(hosts)).map(|wait| wait.host.to_string());
+        assert_eq!(waits_for(&["a", "b"]).as_deref(), Some("b"));
+        assert_eq!(waits_for(&["b", "c", "a"]).as_deref(), Some("c"), "that is not known");
+        assert_eq!(waits_for(&["free"]), None);
+        assert_eq!(plan.ends(&option(&["free", "b"])).map(|ends| ends.expected_s), Some(9.0));
+        assert_eq!(plan.ends(&option(&["a", "c"])), None);
     }
 }

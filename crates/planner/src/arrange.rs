@@ -3,6 +3,8 @@
 //! The queue has chosen the hosts, at one site wherever one is large enough. Here only the ranks change places: those that talk most come to
 //! one host, or at least to one site.
 
+use std::collections::BTreeSet;
+
 use perigee_model::{HostId, SiteId};
 
 /// How much dearer a byte between sites is than one between hosts of a site.
@@ -25,11 +27,22 @@ fn distance(one: &Place, other: &Place) -> u128 {
     }
 }
 
+/// Whether all are at one host, or each at its own host of one site.
+fn are_equally_far(places: &[Place]) -> bool {
+    let Some((first, rest)) = places.split_first() else { return true };
+    let hosts: BTreeSet<&HostId> = places.iter().map(|place| &place.host).collect();
+    let is_one_site = rest.iter().all(|place| place.site == first.site);
+    is_one_site && (hosts.len() == 1 || hosts.len() == places.len())
+}
+
 /// The places in the order of the ranks. `sent[i][j]` is what rank `i` has sent to rank `j`; what is missing counts as nothing.
 ///
 /// It swaps the two ranks whose swap saves most until none saves anything. Each swap makes the sum smaller, and there are at most
-/// as many as there are ranks, so a large gang takes no long time.
+/// as many as there are ranks, so a large gang takes no long time. Where all places are equally far from each other, nothing is to be saved.
 pub fn arrange(mut places: Vec<Place>, sent: &[Vec<u64>]) -> Vec<Place> {
+    if are_equally_far(&places) {
+        return places;
+    }
     let both = |i: usize, j: usize| {
         let of = |i: usize, j: usize| sent.get(i).and_then(|row| row.get(j)).copied();
         u128::from(of(i, j).unwrap_or_default()) + u128::from(of(j, i).unwrap_or_default())
@@ -105,6 +118,16 @@ mod tests {
             (found[0].host.as_str(), found[1].host.as_str()),
             (found[3].host.as_str(), found[2].host.as_str())
         );
+    }
+
+    #[test]
+    fn places_that_are_equally_far_from_each_other_stay_as_they_are() {
+        let same = places(&[("home", "a"), ("home", "a"), ("home", "a")]);
+        let each = places(&[("home", "a"), ("home", "b"), ("home", "c")]);
+        let two = places(&[("home", "a"), ("home", "a"), ("home", "b")]);
+        let apart = places(&[("home", "a"), ("home", "b"), ("cloud", "c")]);
+        assert!(are_equally_far(&same) && are_equally_far(&each));
+        assert!(!are_equally_far(&two) && !are_equally_far(&apart));
     }
 
     #[test]

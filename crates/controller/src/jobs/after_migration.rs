@@ -12,7 +12,7 @@ use crate::cleaner::{self, Cleanup};
 use crate::clock::now_ms;
 use crate::migration::{self, by_itself};
 use crate::records::{
-    MigrationIntent, MigrationRecord, Traced, migration_intent_key, start_of, vm_of,
+    MigrationIntent, MigrationRecord, PlacedDisk, Traced, migration_intent_key, start_of, vm_of,
 };
 
 /// How long the old host may take to say what the VM did there last.
@@ -92,6 +92,7 @@ impl Run {
         // The VM arrived before it could be called off. At least its volumes stay.
         let is_called_off = intent.is_some_and(|intent| intent.cancel);
         self.drop_trace(&moved.migration.from).await;
+        let index = &self.cluster.index;
         let record = &mut self.record.value;
         let Some(placement) = &mut record.placement else { return Ok(()) };
         for raise in moved.plan.iter().flat_map(|plan| &plan.raises) {
@@ -107,8 +108,14 @@ impl Run {
             VolumesOnMove::Stay => Vec::new(),
             VolumesOnMove::Follow if is_called_off => Vec::new(),
             VolumesOnMove::Follow => {
-                // Also its own disks that it only reads: the VM does not need its old host any more.
-                let disks = placement.disks.iter().filter(|disk| disk.home != to);
+                // Also its own disks that it only reads: the VM does not need its old host any more. A disk that is on its way to another
+                // host comes back.
+                let leaves = |disk: &PlacedDisk| {
+                    let last = index.volume_move(&disk.volume);
+                    last.is_some_and(|last| !last.view.state.is_final() && last.view.to != to)
+                };
+                let disks = placement.disks.iter();
+                let disks = disks.filter(|disk| disk.home != to || leaves(disk));
                 let disks = disks.filter(|disk| disk.temporary || !disk.read_only);
                 disks.map(|disk| disk.volume.clone()).collect()
             }

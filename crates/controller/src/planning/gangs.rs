@@ -1,18 +1,19 @@
 //! What the planner has to know of a gang's VMs, and what its runs teach.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use perigee_model::job::{Access, Job, JobSpec, JobVolume};
+use perigee_model::job::{Access, Job, JobSpec, JobVolume, Start};
 use perigee_model::volume::IoStats;
-use perigee_model::{HostId, Problem, VolumeName};
+use perigee_model::{HostId, JobId, Problem, SiteId};
 use perigee_planner::gangs::{GangFacts, RanksRun, Talked};
-use perigee_planner::queue::Groups;
+use perigee_planner::queue::{Demand, Groups};
 use perigee_planner::{Cluster as Facts, PastRun, Prepared};
 
 use super::gang_traffic::{self, program};
-use super::{Cluster, facts};
-use crate::cluster::VCPUS_PER_CPU;
-use crate::records::{JobRecord, Membership};
+use super::{Cluster, facts, waits};
+use crate::cluster::{VCPUS_PER_CPU, capacity};
+use crate::records::{JobRecord, Membership, PlacedDisk};
 use crate::storage::leave_site;
 
 /// Adds what is known of its VMs to the facts about a job, if it has several ones.
@@ -35,10 +36,44 @@ pub async fn add(
         whole: known.predicted(spec, &prepared.job.traits),
         sent: known.sent,
         vcpus_per_cpu: VCPUS_PER_CPU,
+        least_cpus: spec.cpus,
+        one_site: fits_one_site(cluster, spec, &groups),
         together: groups.together.is_some(),
         apart: groups.apart.is_some(),
     }));
     Ok(())
+}
+
+/// Whether one site has room for all VMs of a gang where they may start, when all jobs have ended. The queue then starts it at one site
+/// (`queue/gang.rs`).
+fn fits_one_site(cluster: &Cluster, spec: &JobSpec, groups: &Groups) -> bool {
+    let bounds = JobId::new(&spec.name).ok().map(|id| {
+        cluster.index.grouped().bounds(&id, groups, |host| cluster.hosts.binds(host))
+    });
+    let demand = Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes };
+    let rented = waits::rented_for_others(cluster, spec);
+    let used = cluster.index.used();
+    let mut of_sites: BTreeMap<SiteId, u32> = BTreeMap::new();
+    for host in cluster.hosts.up() {
+        let site = &host.addresses.site;
+        let may_start = match &spec.start {
+            Start::Anywhere => true,
+            Start::Site(only) => only == site,
+            Start::Host(only) => *only == host.id,
+        };
+        let is_left_out = rented.contains(&host.id)
+            || cluster.hosts.drain(&host.id).is_some()
+            || bounds.as_ref().is_some_and(|bounds| !bounds.allow(&host.id));
+        let report = cluster.hosts.report(&host.id).filter(|_| may_start && !is_left_out);
+        let Some(mut total) = report.map(|report| capacity(&report)) else { continue };
+        // VMs without a job do not end by themselves.
+        total.take(used.get(&host.id).copied().unwrap_or_default().persistent);
+        let holds = total.holds(demand);
+        let holds = if groups.apart.is_some() { holds.min(1) } else { holds };
+        let room = of_sites.entry(site.clone()).or_default();
+        *room = room.saturating_add(holds);
+    }
+    of_sites.into_values().any(|room| room >= spec.count)
 }
 
 /// Where data of a gang may not leave their site, none of its VMs starts elsewhere.
@@ -86,9 +121,11 @@ pub fn run_of(
     Some(RanksRun { program, ranks, talk })
 }
 
-/// How many VMs of its gang have started at the host of this one and read the same volume there, with this one. A volume server counts for
-/// each volume, whoever reads it.
-pub fn readers_beside(cluster: &Cluster, member: &Membership, volume: &VolumeName) -> u64 {
+/// How many VMs of its gang have started at the host of this one and read the volume of this disk there, with this one. A volume server counts for
+/// each volume, whoever reads it. A clone is one VM's own, also where the job only reads the volume.
+pub fn readers_beside(cluster: &Cluster, member: &Membership, disk: &PlacedDisk) -> u64 {
+    let shared = disk.data_of.as_ref().filter(|_| disk.read_only && !disk.temporary);
+    let Some(volume) = shared else { return 1 };
     let gang = cluster.index.job(&member.gang);
     let Some(gang) = gang.as_ref() else { return 1 };
     let is_read = |of: &&JobVolume| of.volume == *volume && of.access == Access::Read;

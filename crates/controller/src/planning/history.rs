@@ -201,8 +201,9 @@ fn measured(
     let paused_ms = meter.paused_ms + unsettled.map(|m| m.migration.downtime_ms).sum::<u64>();
     let mut disks = data_disks(placement, &work);
     if let Some(member) = record.kind.member() {
-        for disk in &mut disks {
-            let readers = gangs::readers_beside(cluster, member, &disk.volume);
+        let data = placement.disks.iter().filter(|disk| disk.data_of.is_some());
+        for (disk, placed) in disks.iter_mut().zip(data) {
+            let readers = gangs::readers_beside(cluster, member, placed);
             disk.client = gangs::part_of(disk.client, readers);
             disk.far_requests /= readers;
         }
@@ -268,8 +269,7 @@ pub async fn wants_trace(cluster: &Cluster, record: &JobRecord) -> Result<bool, 
         return Ok(false);
     }
     if let Some(member) = record.kind.member() {
-        let is_alone = |volume| gangs::readers_beside(cluster, member, volume) == 1;
-        if !data.iter().filter_map(|disk| disk.data_of.as_ref()).all(is_alone) {
+        if !data.iter().all(|disk| gangs::readers_beside(cluster, member, disk) == 1) {
             // The trace would have the others' requests too.
             return Ok(false);
         }

@@ -76,7 +76,7 @@ fn rows(plan: &JobPlan) -> Vec<Row> {
 
 fn own_row(plan: &JobPlan, option: &PlanOption) -> Row {
     let is_possible = option.is_possible();
-    let wait = plan.wait(&option.start).filter(|_| is_possible);
+    let wait = plan.wait_of(option).filter(|_| is_possible);
     let (start, end) = (option.starts_at(), option.ends_at());
     let place = if start == end { start } else { format!("{start}, then {end}") };
     let why = match wait {

@@ -51,7 +51,7 @@ async fn predicted_beside_truth(system: &System, ended: &Job) -> Checked<()> {
     let explained = system.perigee(&["job", "explain", ended.id.as_str()]);
     let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
     eprintln!("{explained}");
-    ensure!(explained.contains("the range of"), "{explained}");
+    ensure!(explained.contains("measured: "), "{explained}");
     let next: JobPlan =
         system.post("/v1/jobs/plan", &job_file::parse(PAIR, "pair.yaml")?.spec).await?;
     let plan = next.plan;

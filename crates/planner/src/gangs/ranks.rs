@@ -68,6 +68,10 @@ pub struct GangFacts {
     pub sent: Vec<Vec<u64>>,
     /// A host has room for so many vCPUs for each of its CPUs.
     pub vcpus_per_cpu: u32,
+    /// The vCPUs of each of its VMs that count for room, as in the queue: the least that a VM has.
+    pub least_cpus: u32,
+    /// When all jobs have ended, one site has room for all of its VMs: then they start at one site.
+    pub one_site: bool,
     /// All of its VMs are to be at one host.
     pub together: bool,
     /// Each of its VMs is to be at another host.
@@ -160,9 +164,14 @@ impl RanksRun {
         slowest.map(Self::rest_s).fold(f64::INFINITY, f64::min)
     }
 
+    /// Whether a VM moved. Then [`Self::talk`] is that of the hosts where the VMs started, and not that of the whole run.
+    fn has_moved(&self) -> bool {
+        self.ranks.iter().any(|run| run.moved)
+    }
+
     /// Whether all VMs stayed where they were, as their data did.
     fn is_at_one_place(&self) -> bool {
-        self.ranks.iter().all(|run| !run.moved && run.is_at_one_distance())
+        !self.has_moved() && self.ranks.iter().all(PastRun::is_at_one_distance)
     }
 
     /// In milliseconds, for comparing distances.
@@ -409,7 +418,8 @@ fn of_rank(job: &JobFacts, volumes: &[usize]) -> JobFacts {
     own
 }
 
-/// A rank's runs without its talk, and without its waits for others: what it rests longer than `own_s` says of the run.
+/// A rank's runs without its talk, and without its waits for others: what it rests longer than `own_s` says of the run. How long it talked in a
+/// run in which the gang moved is not known.
 fn own_runs(
     runs: &[&RanksRun],
     rank: usize,
@@ -420,16 +430,20 @@ fn own_runs(
         let past = &run.ranks[rank];
         let rest_s = RanksRun::rest_s(past);
         let own_s = own_s(run).min(rest_s);
-        let talk_s = run.talk.link_s + rounds.expected * run.talk.round_trip_s;
+        let talk_s = match run.has_moved() {
+            true => 0.0,
+            false => run.talk.link_s + rounds.expected * run.talk.round_trip_s,
+        };
         let left_s = (own_s - talk_s).max(0.0);
         PastRun { wall_s: past.wall_s - (rest_s - left_s), ..past.clone() }
     };
     runs.iter().map(own).collect()
 }
 
-/// How many round trips between its VMs a gang waits for.
+/// How many round trips between its VMs a gang waits for. A run in which it moved does not show that.
 fn rounds(runs: &[&RanksRun], sent: &[Vec<u64>]) -> (Spread, Option<Unknown>) {
-    let talked: Vec<&&RanksRun> = runs.iter().filter(|run| run.talk.most_bytes > 0.0).collect();
+    let shows = |run: &&&RanksRun| run.talk.most_bytes > 0.0 && !run.has_moved();
+    let talked: Vec<&&RanksRun> = runs.iter().filter(shows).collect();
     let by_row = sent.iter().map(|row| row.iter().map(|bytes| *bytes as f64).sum());
     let sent_most = by_row.fold(0.0, f64::max);
     let most_bytes = talked.last().map_or(sent_most, |newest| newest.talk.most_bytes);

@@ -3,15 +3,17 @@
 //! Each rank is predicted as a job of its own is, at the host where it would be and with the other VMs beside it; [`Ranks`] says
 //! what all of them take. The way of a gang is that of its rank that is farthest from its data: `beside` if all are beside theirs.
 //!
-//! Looked at are the sites that have room for all of its VMs, at most [`SITES_MOST`] of them; if none has, all hosts together. At each, the ranks are placed
+//! Looked at are the sites that have room for all of its VMs, at most [`SITES_MOST`] of them; if none has, and no site could ever have it, all hosts
+//! together. At each, the ranks are placed
 //! one after the other, each at the host that is best for it with those before it there: once with any host, and once with only those hosts
 //! that are beside the rank's data, beside a replica, or far from both. Which of a placement's hosts gets which rank is changed for their talk
 //! (`arrange.rs`) if that is no worse. So not all placements are looked at. A move goes from the best start to the best place with less loss, as
 //! [`crate::gangs::consider`] makes it.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
-use perigee_model::plan::{Basis, OptionCost, Part, Plan, Seconds, Unknown, Way};
+use perigee_model::plan::{Basis, OptionCost, Part, Plan, PlanOption, Seconds, Unknown, Way};
 use perigee_model::units::format_bytes;
 use perigee_model::{HostId, SiteId};
 
@@ -30,9 +32,9 @@ use crate::refused::Refused;
 use crate::running::{is_clearly_less, moves_at_s, price_s};
 use crate::spread::Spread;
 
-/// Of the sites with room, those with its data come first, and then those with most room.
+/// Of the sites with room, those come first where all of its VMs may start, then those with its data, and then those with most room.
 const SITES_MOST: usize = 6;
-/// At each of them so many hosts are looked at, and twice as many as the gang has VMs.
+/// At each of them so many hosts are looked at, or twice as many as the gang has VMs; first those where they may start.
 const HOSTS_MOST: usize = 32;
 
 /// Why the data stay where they are.
@@ -107,7 +109,8 @@ pub(super) fn plan(snapshot: &Snapshot, gang: &GangFacts) -> Result<Plan, Refuse
         let (rank, at) = (&ranks.all[one.slowest], |c: &Candidate| c.ranks[one.slowest].place);
         rank.learned.longer(&at(one), &at(other)).plus(one.talk).plus(other.talk.times(-1.0))
     };
-    Ok(choose(candidates, (basis, &money), &apart, (placer.default_start(), figures)))
+    let default_start = candidates.first().and_then(|chosen| placer.default_start(&chosen.option));
+    Ok(choose(candidates, (basis, &money), &apart, (default_start, figures)))
 }
 
 /// The whole gang takes so long, of which nothing more is known.
@@ -117,6 +120,8 @@ fn takes(candidate: &mut Candidate, expected_s: f64, whole: perigee_model::plan:
     candidate.option.predicted = Seconds { boot_s, other_s, ..Seconds::default() }.added_up();
     candidate.option.total = whole;
     candidate.option.unknown.clear();
+    // Its VMs are paid for as long.
+    candidate.ranks.iter_mut().for_each(|alone| alone.option.total = whole);
 }
 
 /// The budget of all VMs, as one.
@@ -129,6 +134,19 @@ fn whole_money(money: &MoneyFacts) -> MoneyFacts {
 fn bill(cluster: &Cluster, ranks: &Ranks, candidate: &Candidate) -> OptionCost {
     let each = ranks.all.iter().zip(&candidate.ranks);
     cost::sum(each.map(|(rank, alone)| cost::bill((cluster, &rank.job), &rank.learned, alone)))
+}
+
+/// The hosts of a site that have room for one of its VMs.
+#[derive(Default)]
+struct Scope {
+    /// Their numbers, each with whether its VMs may start there, and whether it has their data or a replica of them.
+    hosts: Vec<(usize, bool, bool)>,
+    /// Whether one of them is so near.
+    is_near: bool,
+    /// For so many VMs.
+    room: usize,
+    /// The same at the hosts where they may start.
+    room_to_start: usize,
 }
 
 /// Where the ranks could be.
@@ -157,7 +175,7 @@ impl<'a> Placer<'a> {
         let by_memory = host.memory_free_bytes.checked_div(job.memory_bytes).unwrap_or(u64::MAX);
         let vcpus = host.cpus.saturating_mul(self.gang.vcpus_per_cpu);
         let vcpus = vcpus.saturating_sub(host.running_vcpus);
-        let by_cpus = vcpus.checked_div(job.traits.cpus).unwrap_or(u32::MAX);
+        let by_cpus = vcpus.checked_div(self.gang.least_cpus).unwrap_or(u32::MAX);
         let holds = usize::try_from(by_memory).unwrap_or(usize::MAX).min(by_cpus as usize);
         match (self.gang.apart, self.gang.together) {
             (true, _) => holds.min(1),
@@ -169,52 +187,73 @@ impl<'a> Placer<'a> {
     /// Not all of its VMs have room together where they may start.
     fn no_room(&self) -> Refused {
         let (job, count) = (&self.snapshot.job, self.gang.volumes.len());
-        let hosts = self.cluster.hosts.iter().filter(|host| stays::may_start(&job.start, host));
-        let room = hosts.map(|host| self.holds(host)).fold(0, usize::saturating_add);
+        let mut of_sites: BTreeMap<&SiteId, usize> = BTreeMap::new();
+        for host in self.cluster.hosts.iter().filter(|host| stays::may_start(&job.start, host)) {
+            let room = of_sites.entry(&host.site).or_default();
+            *room = room.saturating_add(self.holds(host));
+        }
+        let rooms = of_sites.into_values();
+        let (hosts, room) = match self.gang.one_site {
+            true => ("the site with most room", rooms.max().unwrap_or_default()),
+            false => ("the hosts", rooms.fold(0, usize::saturating_add)),
+        };
         let each = if self.gang.apart { ", one at each host" } else { "" };
-        let at_one = if self.gang.together { ", all at one host" } else { "" };
-        let (vcpus, memory) = (job.traits.cpus, format_bytes(job.memory_bytes));
+        let together = match (self.gang.together, self.gang.one_site) {
+            (true, _) => ", all at one host",
+            (false, true) => ", all at one site",
+            (false, false) => "",
+        };
+        let (vcpus, memory) = (self.gang.least_cpus, format_bytes(job.memory_bytes));
+        let has = if self.gang.one_site { "has" } else { "have" };
         Refused::NoHost(format!(
-            "its {count} VMs need {memory} of memory and {vcpus} vCPUs each{each}{at_one}, and the hosts where they may start have room for {room}"
+            "its {count} VMs need {memory} of memory and {vcpus} vCPUs each{each}{together}, and {hosts} where they may start {has} room for {room}"
         ))
     }
 
     /// The numbers of the hosts at each place that is looked at.
     fn scopes(&self) -> Vec<Vec<usize>> {
-        let hosts = &self.cluster.hosts;
+        let (hosts, count) = (&self.cluster.hosts, self.gang.volumes.len());
         let near = self.near();
-        let mut sites: Vec<&SiteId> = hosts.iter().map(|host| &host.site).collect();
-        sites.sort();
-        sites.dedup();
-        let of = |site: Option<&SiteId>| {
-            let with_room = |host: &HostFacts| {
-                site.is_none_or(|site| host.site == *site) && self.holds(host) > 0
-            };
-            let mut numbers: Vec<usize> =
-                (0..hosts.len()).filter(|number| with_room(&hosts[*number])).collect();
-            let order = |number: &usize| {
-                let host = &hosts[*number];
-                (!near.contains(&host.id), alike::order(host))
-            };
-            numbers.sort_by(|one, other| order(one).cmp(&order(other)));
-            let room: usize =
-                numbers.iter().map(|n| self.holds(&hosts[*n])).fold(0, usize::saturating_add);
-            numbers.truncate(HOSTS_MOST.max(2 * self.gang.volumes.len()));
-            packing::fullest_first(&mut numbers, |number| &hosts[number]);
-            (numbers, room)
-        };
-        let mut with_room: Vec<(Vec<usize>, usize)> =
-            sites.into_iter().map(|site| of(Some(site))).collect();
-        with_room.retain(|(_, room)| *room >= self.gang.volumes.len());
-        with_room.sort_by_key(|(numbers, room)| {
-            let is_near = numbers.iter().any(|number| near.contains(&hosts[*number].id));
-            (!is_near, std::cmp::Reverse(*room))
+        let mut sites: BTreeMap<&SiteId, Scope> = BTreeMap::new();
+        for (number, host) in hosts.iter().enumerate() {
+            let holds = self.holds(host);
+            if holds == 0 {
+                continue;
+            }
+            let may_start = stays::may_start(&self.snapshot.job.start, host);
+            let is_near = near.contains(&host.id);
+            let scope = sites.entry(&host.site).or_default();
+            scope.hosts.push((number, may_start, is_near));
+            scope.is_near |= is_near;
+            scope.room = scope.room.saturating_add(holds);
+            if may_start {
+                scope.room_to_start = scope.room_to_start.saturating_add(holds);
+            }
+        }
+        let mut with_room: Vec<&Scope> =
+            sites.values().filter(|scope| scope.room >= count).collect();
+        with_room.sort_by_key(|scope| {
+            (scope.room_to_start < count, !scope.is_near, Reverse(scope.room))
         });
         with_room.truncate(SITES_MOST);
-        match with_room.is_empty() {
-            true => vec![of(None).0],
-            false => with_room.into_iter().map(|(numbers, _)| numbers).collect(),
+        if with_room.is_empty() && !self.gang.one_site {
+            let all = sites.values().flat_map(|scope| scope.hosts.iter().copied());
+            return vec![self.looked_at(all.collect())];
         }
+        with_room.into_iter().map(|scope| self.looked_at(scope.hosts.clone())).collect()
+    }
+
+    /// Of these hosts, those that are looked at. The flags say whether its VMs may start there, and whether it is near their data.
+    fn looked_at(&self, mut all: Vec<(usize, bool, bool)>) -> Vec<usize> {
+        let hosts = &self.cluster.hosts;
+        let order = |(number, may_start, is_near): &(usize, bool, bool)| {
+            (!*may_start, !*is_near, alike::order(&hosts[*number]))
+        };
+        all.sort_by(|one, other| order(one).cmp(&order(other)));
+        all.truncate(HOSTS_MOST.max(2 * self.gang.volumes.len()));
+        let mut numbers: Vec<usize> = all.into_iter().map(|(number, ..)| number).collect();
+        packing::fullest_first(&mut numbers, |number| &hosts[number]);
+        numbers
     }
 
     /// The hosts with its data or a replica of them.
@@ -227,12 +266,14 @@ impl<'a> Placer<'a> {
         each.collect()
     }
 
-    /// Where it would start if nothing were known of it.
-    fn default_start(&self) -> Option<HostId> {
+    /// Where it would start if nothing were known of it. If one of its VMs starts there so, that is no other place.
+    fn default_start(&self, chosen: &PlanOption) -> Option<HostId> {
         let start = &self.snapshot.job.start;
         let may_start = |host: &&HostFacts| stays::may_start(start, host) && self.holds(host) > 0;
         let open = self.cluster.hosts.iter().filter(may_start);
-        open.min_by(|a, b| alike::order(a).cmp(&alike::order(b))).map(|host| host.id.clone())
+        let first = open.min_by(|a, b| alike::order(a).cmp(&alike::order(b)))?;
+        let is_chosen = chosen.hosts.contains(&first.id);
+        Some(if is_chosen { chosen.start.clone() } else { first.id.clone() })
     }
 
     /// The best placement of each way and of hosts of the same prices; `ends`: also where it may not start.
@@ -246,14 +287,22 @@ impl<'a> Placer<'a> {
                     continue;
                 }
                 seen.push(hosts.clone());
-                all.extend(self.arranged(&hosts));
+                all.extend(self.all_at(&hosts));
             }
         }
+        self.keep_best(&mut all);
+        let mut all: Vec<Candidate> = all.into_iter().map(|one| self.arranged(one)).collect();
+        // Another rank may be the one that is far from its data now.
+        self.keep_best(&mut all);
+        all.sort_by_key(|candidate| farness(candidate.option.way));
+        all
+    }
+
+    /// Of each kind the soonest one is left.
+    fn keep_best(&self, all: &mut Vec<Candidate>) {
         all.sort_by(changes::by_time);
         let mut kinds = Vec::new();
         all.retain(|candidate| super::add_new(&mut kinds, self.kind(candidate)));
-        all.sort_by_key(|candidate| farness(candidate.option.way));
-        all
     }
 
     /// The way, and the prices of the hosts.
@@ -292,9 +341,9 @@ impl<'a> Placer<'a> {
             let best = best_of(of_class);
             let Some(number) = best else { break };
             placed.push(number);
-            let job = &self.snapshot.job;
+            let (cpus, memory_bytes) = (self.gang.least_cpus, self.snapshot.job.memory_bytes);
             let id = self.cluster.hosts[number].id.clone();
-            befores.extend(self.cluster.occupy(&id, job.traits.cpus, job.memory_bytes));
+            befores.extend(self.cluster.occupy(&id, cpus, memory_bytes));
             for (class, all) in known.iter_mut().enumerate() {
                 for (_, stay) in all.iter_mut().flatten().filter(|(of, _)| *of == number) {
                     if let Ok(now) = self.stay(class, number) {
@@ -352,14 +401,17 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// The ranks at these hosts, in the order that is best for their talk.
-    fn arranged(&mut self, numbers: &[usize]) -> Option<Candidate> {
-        let given = self.all_at(numbers);
-        let spot = |number: &usize| {
-            let host = &self.cluster.hosts[*number];
-            Spot { host: host.id.clone(), site: host.site.clone() }
+    /// The same hosts, with the ranks in the order that is best for their talk, if that is no worse.
+    fn arranged(&mut self, given: Candidate) -> Candidate {
+        if self.gang.sent.iter().flatten().all(|bytes| *bytes == 0) {
+            return given;
+        }
+        let spot = |host: &HostId| {
+            let site = self.cluster.host(host).ok()?.site.clone();
+            Some(Spot { host: host.clone(), site })
         };
-        let spots: Vec<Spot> = numbers.iter().map(spot).collect();
+        let spots: Option<Vec<Spot>> = given.option.hosts.iter().map(spot).collect();
+        let Some(spots) = spots else { return given };
         let arranged = arrange(spots.clone(), &self.gang.sent);
         if arranged == spots {
             return given;
@@ -367,13 +419,10 @@ impl<'a> Placer<'a> {
         let index = self.cluster.hosts.index();
         let other: Option<Vec<usize>> =
             arranged.iter().map(|spot| index.number(&spot.host)).collect();
-        let other = other.and_then(|numbers| self.all_at(&numbers));
-        match (given, other) {
-            (Some(given), Some(other)) => {
-                let total_s = |one: &Candidate| one.option.predicted.total_s;
-                Some(if total_s(&other) <= total_s(&given) { other } else { given })
-            }
-            (given, other) => given.or(other),
+        let total_s = |one: &Candidate| one.option.predicted.total_s;
+        match other.and_then(|numbers| self.all_at(&numbers)) {
+            Some(other) if total_s(&other) <= total_s(&given) => other,
+            _ => given,
         }
     }
 
@@ -391,7 +440,7 @@ impl<'a> Placer<'a> {
     fn predict(&mut self, numbers: &[usize]) -> Result<Candidate, Refused> {
         let hosts: Vec<HostId> =
             numbers.iter().map(|number| self.cluster.hosts[*number].id.clone()).collect();
-        let (cpus, memory_bytes) = (self.snapshot.job.traits.cpus, self.snapshot.job.memory_bytes);
+        let (cpus, memory_bytes) = (self.gang.least_cpus, self.snapshot.job.memory_bytes);
         let befores: Vec<Before> =
             hosts.iter().filter_map(|host| self.cluster.occupy(host, cpus, memory_bytes)).collect();
         let mut stays = Vec::with_capacity(numbers.len());

@@ -340,7 +340,8 @@ impl Pass {
         next
     }
 
-    /// `is_next`: one more VM of a gang of which some are placed, as if it were a job of its own. The plan of all has what they cost.
+    /// `is_next`: one more VM of a gang of which some are placed, as if it were a job of its own. It costs nothing more if the plan of all VMs
+    /// was made: that plan has what all of them cost.
     fn plan(&mut self, job: &JobId, is_next: bool, hosts: &[HostId]) -> Result<Chosen, NotChosen> {
         let facts = self.facts_of(job)?;
         self.links_known(job, &facts)?;
@@ -352,7 +353,12 @@ impl Pass {
         let age_s = self.known.get(job).and_then(|known| Some(known.read.as_ref()?.age_s));
         of_job.money.pass_s(age_s.unwrap_or_default());
         of_job.money.month = self.budgets.get(tenant_of(job.as_str())).copied();
-        let has_cost = of_job.gang.is_none() || !is_next;
+        let whole = self.plans.get(job).and_then(|(plan, ..)| plan.chosen());
+        let is_paid = is_next && whole.is_some_and(|option| !option.hosts.is_empty());
+        if is_paid {
+            // What is left of the budget is already without it.
+            of_job.money.month = None;
+        }
         of_job.gang.take_if(|_| is_next);
         let cluster = std::mem::take(&mut self.cluster);
         let mut snapshot = Snapshot { cluster, job: of_job, history, others };
@@ -369,8 +375,10 @@ impl Pass {
         if let Some(option) = plan.chosen().filter(|_| !is_next) {
             self.planned = option.hosts.iter().skip(1).cloned().collect();
         }
-        self.plans.entry(job.clone()).or_insert((plan, predicted, facts));
-        Ok((host, cost.filter(|_| has_cost)))
+        if !is_next {
+            self.plans.insert(job.clone(), (plan, predicted, facts));
+        }
+        Ok((host, cost.filter(|_| !is_paid)))
     }
 
     /// The job's plan is refused at these hosts.

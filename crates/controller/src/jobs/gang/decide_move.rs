@@ -13,6 +13,7 @@ use perigee_planner::{RefusedWay, Running};
 
 use super::moving::{has_ended, may_move, rooms, sent};
 use super::{GangRun, Members};
+use crate::cluster::Cluster;
 use crate::jobs::driver::Step;
 use crate::migration::{self, by_itself};
 use crate::planning::links;
@@ -29,7 +30,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
 impl GangRun {
     /// `Some` if a move was begun.
     pub(super) async fn decide_move(&mut self, members: &Members) -> Result<Option<Step>, Problem> {
-        if !self.may_be_considered()? {
+        if !self.may_be_considered()? || data_move(&self.cluster, members) {
             return Ok(None);
         }
         self.considered = Some(Instant::now());
@@ -124,6 +125,15 @@ impl GangRun {
         all.extend(unable.map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
         all
     }
+}
+
+/// Whether data of a member move, or are still to come to its VM. Meanwhile no VM moves by itself.
+fn data_move(cluster: &Cluster, members: &Members) -> bool {
+    members.iter().flatten().any(|member| {
+        let disks = member.placement.iter().flat_map(|placement| &placement.disks);
+        let mut moves = disks.filter_map(|disk| cluster.index.volume_move(&disk.volume));
+        !member.to_follow.is_empty() || moves.any(|last| !last.view.state.is_final())
+    })
 }
 
 /// What was sent since the gang's last move.

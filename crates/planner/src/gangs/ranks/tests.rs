@@ -200,6 +200,24 @@ fn runs_apart_and_together_tell_how_often_the_ranks_wait_for_each_other() {
     assert!((took_s(&only_apart, apart_s).expected / truth_s - 1.0).abs() < 0.05);
 }
 
+/// It began apart, and came together: its talk was not that of its first hosts all the time.
+#[test]
+fn a_run_in_which_the_gang_moved_does_not_tell_how_often_the_ranks_wait_for_each_other() {
+    let truths = [Truth { cpu_s: 20.0, reads: 10.0, other_s: 1.0 }; 2];
+    let talked =
+        |round_trip_s: f64| Talked { most_bytes: MIB as f64, link_s: 0.0, round_trip_s };
+    let run = |round_trip_s: f64, moved: bool| {
+        let mut run = coupled(&truths, 0.0);
+        run.talk = talked(round_trip_s);
+        run.ranks.iter_mut().for_each(|past| past.moved = moved);
+        run
+    };
+    let stayed = ranks(vec![run(0.0, false), run(0.016, false)]);
+    assert!(stayed.talk_unknown(&talked(0.016)).is_none());
+    let moved = ranks(vec![run(0.0, false), run(0.016, true)]);
+    assert!(moved.talk_unknown(&talked(0.016)).is_some(), "it is a guess");
+}
+
 #[test]
 fn the_boot_of_all_vms_is_what_they_took_to_be_ready_together() {
     let truths = [Truth { cpu_s: 20.0, reads: 10.0, other_s: 1.0 }; 2];

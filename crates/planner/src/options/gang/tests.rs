@@ -19,8 +19,13 @@ fn run(ranks: Vec<PastRun>) -> RanksRun {
 fn gang(count: usize, reads: f64) -> Snapshot {
     let of = |round_trip_s| run(vec![past_run(round_trip_s, reads); count]);
     let runs = [0.0, ROUND_TRIP_S, 0.0].map(of).to_vec();
-    let gang =
-        GangFacts { volumes: vec![vec![0]; count], runs, vcpus_per_cpu: 4, ..GangFacts::default() };
+    let gang = GangFacts {
+        volumes: vec![vec![0]; count],
+        runs,
+        vcpus_per_cpu: 4,
+        least_cpus: 1,
+        ..GangFacts::default()
+    };
     let mut job = job();
     job.gang = Some(Arc::new(gang));
     Snapshot { cluster: cluster(), job, history: Vec::new(), others: Vec::new() }
@@ -114,6 +119,55 @@ fn without_room_for_all_beside_the_data_they_start_where_all_have_room() {
     assert!(refused.to_string().contains("its 3 VMs need 512 MiB of memory"), "{refused}");
 }
 
+/// One site is large enough once all jobs have ended.
+#[test]
+fn a_gang_that_fits_one_site_is_not_spread_over_several_ones() {
+    let mut snapshot = gang(3, 2500.0);
+    for host in snapshot.cluster.hosts.iter_mut() {
+        host.memory_free_bytes = 512 * MIB;
+    }
+    assert!(planned(&snapshot).chosen().is_some(), "no site is large enough");
+    facts(&mut snapshot).one_site = true;
+    let refused = crate::plan(&snapshot).expect_err("no room at one site").to_string();
+    assert!(refused.contains("all at one site") && refused.contains("room for 2"), "{refused}");
+}
+
+/// What a [`Placer`] is made from, beside the snapshot.
+fn ranks_of(snapshot: &Snapshot) -> (Arc<GangFacts>, Ranks) {
+    let gang = Arc::clone(snapshot.job.gang.as_ref().expect("a gang"));
+    let ranks = Ranks::of(snapshot, &gang, &mut Figures::default()).expect("ranks");
+    (gang, ranks)
+}
+
+/// The host with the data, and one of the two hosts of the other site, take no jobs.
+#[test]
+fn sites_and_hosts_where_its_vms_may_start_come_first() {
+    let mut snapshot = gang(2, 2500.0);
+    for host in snapshot.cluster.hosts.iter_mut() {
+        host.takes_jobs = host.id.as_str() == "home2";
+    }
+    let (gang, ranks) = ranks_of(&snapshot);
+    let placer = Placer::of(&snapshot, &gang, &ranks);
+    assert_eq!(placer.scopes(), [vec![1, 0], vec![2]]);
+    let plan = planned(&snapshot);
+    assert_eq!(names(&plan.chosen().expect("a choice").hosts), ["home2", "home2"]);
+}
+
+/// Its VMs have eight vCPUs each, of which they may lend seven.
+#[test]
+fn the_least_vcpus_count_for_room() {
+    let mut snapshot = gang(2, 2500.0);
+    snapshot.job.traits.cpus = 8;
+    let holds = |snapshot: &Snapshot| {
+        let (gang, ranks) = ranks_of(snapshot);
+        let placer = Placer::of(snapshot, &gang, &ranks);
+        placer.holds(&snapshot.cluster.hosts[2])
+    };
+    assert_eq!(holds(&snapshot), 8);
+    facts(&mut snapshot).least_cpus = 4;
+    assert_eq!(holds(&snapshot), 2);
+}
+
 #[test]
 fn the_rules_among_its_vms_are_kept() {
     let mut apart = gang(2, 2500.0);
@@ -176,6 +230,24 @@ fn a_replica_of_the_data_is_a_way_of_its_own() {
     assert!(option(&plan, Way::Beside).reason.contains("its file lets the job start only at site"));
 }
 
+/// Without figures the first VM would start at `home1`, which boots slower. One of the VMs does.
+#[test]
+fn no_move_is_said_where_a_vm_starts_at_the_default_host() {
+    let mut snapshot = gang(2, 2500.0);
+    let lacking = ["home1", "home2"].map(|host| (host_id(host), 0)).to_vec();
+    let copy = CopyFacts { bytes: 256 * MIB, lacking, ..CopyFacts::default() };
+    snapshot.job.volumes[0].copy = copy;
+    snapshot.job.start = Start::Site("home".parse().expect("a name"));
+    facts(&mut snapshot).apart = true;
+    for (host, boot_s) in snapshot.cluster.hosts.iter_mut().zip([12.0, 6.0]) {
+        host.boots = vec![booted_in(boot_s); 8].into();
+    }
+    let plan = planned(&snapshot);
+    let best = plan.chosen().expect("a choice");
+    assert_eq!((best.way, names(&best.hosts)), (Way::Replica, vec!["home2", "home1"]));
+    assert!(!plan.moves);
+}
+
 #[test]
 fn a_gang_that_starts_far_from_its_data_may_be_moved_as_a_whole() {
     let mut snapshot = gang(2, 20_000.0);
@@ -231,6 +303,15 @@ fn where_nothing_is_known_of_its_ranks_the_whole_times_count() {
     let plan = planned(&snapshot);
     assert_eq!((plan.basis, plan.options[0].total), (Basis::History, whole));
     assert_close(plan.options[0].predicted.total_s, 100.0);
+    let mut paid = snapshot.clone();
+    paid.cluster.hosts[2].price = Some(price(3_600_000));
+    paid.job.money.vms = 2;
+    paid.job.money.disk_bytes = Some(0);
+    let paid = planned(&paid);
+    let cost = option(&paid, Way::Beside).cost.as_ref().and_then(|cost| cost.total);
+    let cost = cost.expect("a cost").expected.micros;
+    // Two VMs for 100 s each, at a thousandth of a dollar a second.
+    assert!(cost.abs_diff(200_000) < 1000, "{cost}");
     self::facts(&mut snapshot).whole = None;
     let first = planned(&snapshot);
     assert_eq!(first.basis, Basis::OnePass);

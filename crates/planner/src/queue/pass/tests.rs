@@ -255,7 +255,8 @@ fn gang_of_two() -> PassSnapshot {
     one.queue.waiting[0].count = 2;
     let mut facts = facts().as_ref().clone();
     let volumes = vec![vec![0]; 2];
-    let gang = crate::gangs::GangFacts { volumes, vcpus_per_cpu: 64, ..Default::default() };
+    let gang =
+        crate::gangs::GangFacts { volumes, vcpus_per_cpu: 64, least_cpus: 1, ..Default::default() };
     facts.job.gang = Some(Arc::new(gang));
     let facts = Ok(Arc::new(facts));
     known(&mut one, 1).read = Some(Read { age_s: 1.0, homes_changed: false, facts });
@@ -333,4 +334,60 @@ fn what_jobs_cost_that_start_together_stays_within_the_month_s_budget() {
         "{}",
         why(&decision, 5)
     );
+}
+
+/// A gang of two VMs, where all hosts cost money.
+fn paid_gang(vcpus_per_cpu: u32) -> PassSnapshot {
+    let mut one = snapshot(1);
+    one.queue.waiting[0].count = 2;
+    let hosts = one.cluster.hosts.iter_mut();
+    hosts.for_each(|host| host.price = Some(crate::fixture::price(3_600_000)));
+    let mut facts = facts().as_ref().clone();
+    facts.job.may_migrate = false;
+    facts.job.money.disk_bytes = Some(1 << 30);
+    let volumes = vec![vec![0]; 2];
+    let gang =
+        crate::gangs::GangFacts { volumes, vcpus_per_cpu, least_cpus: 1, ..Default::default() };
+    facts.job.gang = Some(Arc::new(gang));
+    let facts = Ok(Arc::new(facts));
+    known(&mut one, 1).read = Some(Read { age_s: 1.0, homes_changed: false, facts });
+    one
+}
+
+/// By its own facts no host has vCPUs for one of its VMs, so there is no plan of all of them.
+#[test]
+fn a_gang_that_is_placed_one_by_one_pays_for_each_of_its_vms() {
+    let mut alone = paid_gang(0);
+    alone.queue.waiting[0].count = 1;
+    let one = pass(alone).grants[0].cost.expect("a cost").high;
+    let decision = pass(paid_gang(0));
+    let grant = &decision.grants[0];
+    assert!(grant.plan.chosen().is_some_and(|option| option.hosts.is_empty()));
+    let cost = grant.cost.expect("a cost").high;
+    assert!(cost >= one.plus(one), "{cost} for two, {one} for one");
+}
+
+#[test]
+fn a_gang_whose_plan_is_paid_is_not_charged_again_when_a_vm_goes_elsewhere() {
+    use perigee_model::tenant::Quota;
+
+    use crate::queue::QuotaUse;
+
+    let tight = || {
+        let mut tight = paid_gang(64);
+        for room in &mut tight.queue.hosts {
+            let holds = if room.id.as_str() == "home1" { 0 } else { 1 };
+            room.free = Demand { cpus: holds, memory_bytes: u64::from(holds) * 512 * MIB };
+            room.total = room.free;
+        }
+        tight
+    };
+    let cost = pass(tight()).grants[0].cost.expect("a cost").high;
+    let mut just = tight();
+    let quota = Quota { budget_month: Some(cost), ..Quota::default() };
+    let of = QuotaUse { quota, ..QuotaUse::default() };
+    just.queue.quotas = [("default".to_owned(), of)].into();
+    let decision = pass(just);
+    assert_eq!(decision.grants.len(), 1, "{:?}", decision.waits);
+    assert_eq!(decision.grants[0].cost.expect("a cost").high, cost);
 }
