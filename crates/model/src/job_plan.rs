@@ -146,12 +146,8 @@ mod tests {
             wait: seconds.map(|s| Estimate { expected_s: s, low_s: s, high_s: s }),
             why: String::new(),
         };
-        let plan = Plan {
-            basis: Basis::History,
-            options: Vec::new(),
-            figures: Vec::new(),
-            moves: false,
-        };
+        let plan =
+            Plan { basis: Basis::History, options: Vec::new(), figures: Vec::new(), moves: false };
         let waits = vec![wait("c", None), wait("b", Some(9.0)), wait("a", Some(5.0))];
         let plan = JobPlan { plan, waits, rented: Vec::new(), not_considered: Vec::new() };
         let waits_for =

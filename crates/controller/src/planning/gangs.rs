@@ -47,9 +47,9 @@ pub async fn add(
 /// Whether one site has room for all VMs of a gang where they may start, when all jobs have ended. The queue then starts it at one site
 /// (`queue/gang.rs`).
 fn fits_one_site(cluster: &Cluster, spec: &JobSpec, groups: &Groups) -> bool {
-    let bounds = JobId::new(&spec.name).ok().map(|id| {
-        cluster.index.grouped().bounds(&id, groups, |host| cluster.hosts.binds(host))
-    });
+    let bounds = JobId::new(&spec.name)
+        .ok()
+        .map(|id| cluster.index.grouped().bounds(&id, groups, |host| cluster.hosts.binds(host)));
     let demand = Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes };
     let rented = waits::rented_for_others(cluster, spec);
     let used = cluster.index.used();

@@ -204,8 +204,7 @@ fn runs_apart_and_together_tell_how_often_the_ranks_wait_for_each_other() {
 #[test]
 fn a_run_in_which_the_gang_moved_does_not_tell_how_often_the_ranks_wait_for_each_other() {
     let truths = [Truth { cpu_s: 20.0, reads: 10.0, other_s: 1.0 }; 2];
-    let talked =
-        |round_trip_s: f64| Talked { most_bytes: MIB as f64, link_s: 0.0, round_trip_s };
+    let talked = |round_trip_s: f64| Talked { most_bytes: MIB as f64, link_s: 0.0, round_trip_s };
     let run = |round_trip_s: f64, moved: bool| {
         let mut run = coupled(&truths, 0.0);
         run.talk = talked(round_trip_s);
