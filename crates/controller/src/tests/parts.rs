@@ -66,8 +66,12 @@ async fn a_job_whose_vm_waits_for_a_home_says_which_and_since_when() {
     assert_eq!((job.state, job.reason.as_str()), (JobState::Running, said));
     let shown = vms::get(&lab.cluster, &vm).await.expect("a VM");
     assert_eq!((words(&shown.waits), shown.reason.as_str()), (vec!["home"], said));
-    let page = crate::api::metrics_page(&lab.cluster).await.expect("a page");
-    assert!(page.contains(r#"perigee_job_waiting_seconds{job="q-0001",for="home"} "#), "{page}");
+    // The store knows it a moment before the rest of the controller.
+    wait_for("the metric", async || {
+        let page = crate::api::metrics_page(&lab.cluster).await.expect("a page");
+        page.contains(r#"perigee_job_waiting_seconds{job="q-0001",for="home"} "#).then_some(())
+    })
+    .await;
     set(Vec::new());
     lab.wait_for_job(&id, "to go on", |job| job.waits.is_empty() && job.reason.is_empty()).await;
 }

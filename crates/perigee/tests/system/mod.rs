@@ -92,19 +92,14 @@ pub fn with_system_and<W>(
             let system = System { lab, client, begun: Instant::now() };
             let source = image_dir.join("debian-pg.raw").display().to_string();
             let name = "debian".parse().expect("a name");
-            let _: ClusterImage = system
-                .client
-                .post(
-                    "/v1/images",
-                    &NewImage {
-                        name,
-                        source,
-                        host: None,
-                        leave_site: Default::default(),
-                        format: None,
-                    },
-                )
-                .await?;
+            let new =
+                NewImage { name, source, host: None, leave_site: Default::default(), format: None };
+            // A host that has just come has not said yet how much room it has.
+            until("the image", async || {
+                let made: ClusterImage = system.client.post("/v1/images", &new).await?;
+                Ok(Some(made))
+            })
+            .await?;
             eprintln!("the image is there after {:.1} s", system.begun.elapsed().as_secs_f64());
             test(system).await
         },
