@@ -127,10 +127,15 @@ mod tests {
     }
 
     #[test]
-    fn an_extended_request_says_itself_whether_it_has_a_payload() {
-        let with = write(command_flag::PAYLOAD_LEN, 512);
+    fn an_extended_request_says_itself_whether_it_has_a_payload_but_for_a_write_that_always_has_one()
+     {
+        for flags in [0, command_flag::PAYLOAD_LEN] {
+            assert_eq!(write(flags, 512).payload_bytes(Dialect::Extended), 512);
+        }
+        let trim = Request { command: command::TRIM, ..write(0, 512) };
+        assert_eq!(trim.payload_bytes(Dialect::Extended), 0);
+        let with = Request { command: command::TRIM, ..write(command_flag::PAYLOAD_LEN, 512) };
         assert_eq!(with.payload_bytes(Dialect::Extended), 512);
-        assert_eq!(write(0, 512).payload_bytes(Dialect::Extended), 0);
         let zero = Request { command: command::WRITE_ZEROES, ..write(0, 1 << 40) };
         assert_eq!(
             Request::parse(Dialect::Extended, &zero.encode(Dialect::Extended)),

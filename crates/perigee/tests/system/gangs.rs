@@ -151,7 +151,7 @@ fn mpirun_starts_processes_in_vms_at_two_hosts() {
         let _: ClusterImage = system.post("/v1/images", &new).await?;
         let job = system
             .submit(&format!(
-                "name: sum\nimage: mpi\nmemory: 320MiB\ncount: 2\nmpi: true\nplacement: {{site: home}}\ntimeout: 3m\n\
+                "name: sum\nimage: mpi\nmemory: 320MiB\ncount: 2\napart: sum\nmpi: true\nplacement: {{site: home}}\ntimeout: 3m\n\
                  command: [mpirun, -n, '4', --oversubscribe, /usr/bin/python3, -c, '{MPI}']\n"
             ))
             .await?;
