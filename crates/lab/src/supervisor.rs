@@ -248,7 +248,7 @@ fn volume_server_args(file: &LabFile, dir: &LabDir, host: &HostId, address: &str
         args.extend(words(&["--home-patience", &patience_s.to_string()]));
     }
     if let Some(bytes_per_s) = file.definition.fill_bytes_per_s {
-        args.extend(words(&["--fill-rate", &bytes_per_s.to_string()]));
+        args.extend(words(&["--fill-rate", &format!("{bytes_per_s}B")]));
     }
     if let Some(cache) = images::cache() {
         args.extend(words(&["--image-dir", &cache.to_string_lossy()]));
