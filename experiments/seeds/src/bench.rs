@@ -26,7 +26,7 @@ pub const SUPPORT: &str = "0.02";
 /// The power test's steps, and the throughput test's streams.
 pub const STEPS: &str = "refresh-1 14 refresh-2";
 pub const STREAMS: [&str; 2] = ["6", "12"];
-/// How much [`crate::works`] of `fixed` computes.
+/// How much the work `fixed` of `works.sh` computes.
 pub const FIXED: &str = "200000";
 /// The database's volume has this much, and eight times the size of the tables.
 const TABLES_BYTES: u64 = 512 << 20;
