@@ -30,6 +30,8 @@ const TGT_CONTROL: u16 = 3381;
 const GATE_PORT: u16 = 3270;
 const DEADLINE: Duration = Duration::from_secs(3600);
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// So long after a guest's connection has ended, its job has failed too.
+const FAILURE_SEEN: Duration = Duration::from_secs(20);
 
 /// The targets at both hosts, and the database that they serve clones of.
 pub struct Targets {
@@ -251,13 +253,18 @@ impl Bench<'_> {
             error = self.failure(&jobs) => Err(error),
             () = tokio::time::sleep(DEADLINE) => Err(anyhow!("it has not ended after {DEADLINE:?}")),
         };
-        if seen.is_err() {
-            for job in &jobs {
-                // The next cell needs its hosts.
-                drop(self.cluster.cancel(&job.id).await);
+        let seen = match seen {
+            Ok(seen) => seen,
+            Err(error) => {
+                // A guest that has gone says why in its job's log.
+                let why = tokio::time::timeout(FAILURE_SEEN, self.failure(&jobs)).await;
+                for job in &jobs {
+                    // The next cell needs its hosts.
+                    drop(self.cluster.cancel(&job.id).await);
+                }
+                return Err(why.map_or(error, |why| why.context("a guest has gone")));
             }
-        }
-        let seen = seen?;
+        };
         let outputs = self.all_outputs(&jobs).await?;
         let servers = sampler.stop().await?;
         self.free_network().await?;

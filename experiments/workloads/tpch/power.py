@@ -84,7 +84,11 @@ def run(database, out, name, steps, streams):
     """Both tests; no streams are no throughput test. Writes OUT/NAME-answers, OUT/NAME-times and OUT/NAME-stream-0 …"""
     with tempfile.TemporaryDirectory() as scratch:
         os.chmod(scratch, 0o777)
-        server(database, "-t", "300", "-l", f"{scratch}/log", "-o", f"-k '{database}'", "start")
+        try:
+            server(database, "-t", "300", "-l", f"{scratch}/log", "-o", f"-k '{database}'", "start")
+        except subprocess.CalledProcessError:
+            print(pathlib.Path(f"{scratch}/log").read_text(errors="replace"), file=sys.stderr)
+            raise
         with open(out / f"{name}-answers", "w") as answers, open(out / f"{name}-times", "w") as times:
             power(database, steps or (HERE / "order").read_text().split(), answers, times)
             if streams:
