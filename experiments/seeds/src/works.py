@@ -28,6 +28,10 @@ sys.path[:0] = [str(HERE), str(HERE / "tpch")]
 POLITE_S = 0.05
 SEEN_S = 2
 DISK_WAIT_S = 120
+# The kernel's own timers are too short where time is dilated: after 5 s without an answer to a ping it gives the connection up, and iscsistart leaves nobody
+# behind who would connect again.
+PATIENCE = ["node.conn[0].timeo.noop_out_interval=0", "node.conn[0].timeo.noop_out_timeout=0", "node.session.timeo.replacement_timeout=3600"]
+COMMAND_S = 3600
 
 
 class Alone:
@@ -161,15 +165,18 @@ def attach(side, address, port, target):
     initiator = f"iqn.2026-11.org.perigee.experiment:{side}"
     # iscsistart needs the directory of its database.
     os.makedirs("/etc/iscsi", exist_ok=True)
-    subprocess.run(["iscsistart", "-i", initiator, "-t", target, "-g", "1", "-a", address, "-p", port], check=True)
+    patience = [word for setting in PATIENCE for word in ("-P", setting)]
+    subprocess.run(["iscsistart", "-i", initiator, "-t", target, "-g", "1", "-a", address, "-p", port, *patience], check=True)
     end = time.monotonic() + DISK_WAIT_S
     while not disks() - before:
         if time.monotonic() > end:
             raise RuntimeError(f"no disk of {target} after {DISK_WAIT_S} s")
         time.sleep(0.2)
+    disk = (disks() - before).pop()
+    pathlib.Path(f"/sys/block/{disk}/device/timeout").write_text(str(COMMAND_S))
     where = f"/data-{side}"
     os.makedirs(where, exist_ok=True)
-    subprocess.run(["mount", "-t", "ext4", f"/dev/{(disks() - before).pop()}", where], check=True)
+    subprocess.run(["mount", "-t", "ext4", f"/dev/{disk}", where], check=True)
 
 
 def attach_all():
@@ -215,6 +222,8 @@ def main():
                 print(label, f"{began:.3f}", f"{time.monotonic():.3f}", file=marks, flush=True)
     except BaseException:
         traceback.print_exc()
+        if os.environ.get("ISCSI"):
+            print(subprocess.run(["dmesg"], capture_output=True, text=True).stdout[-3000:], file=sys.stderr)
         sys.stderr.flush()
         here.end()
 

@@ -3,6 +3,7 @@
 //! started again when it has ended ([`mod@keep`]).
 
 mod keep;
+mod patience;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;

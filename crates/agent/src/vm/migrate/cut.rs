@@ -83,7 +83,10 @@ fn connections(process: &Process) -> std::io::Result<Vec<(TcpStream, SocketAddr,
 }
 
 /// Another handle of each of the process's sockets, of whatever kind.
-fn sockets(process: &Process) -> std::io::Result<Vec<TcpStream>> {
+///
+/// # Errors
+/// As [`cut`].
+pub fn sockets(process: &Process) -> std::io::Result<Vec<TcpStream>> {
     let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or(std::io::ErrorKind::InvalidInput)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;

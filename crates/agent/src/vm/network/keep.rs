@@ -10,7 +10,7 @@ use std::time::Duration;
 use perigee_model::Problem;
 use tokio::time::{Instant, sleep};
 
-use super::begin_passt;
+use super::{begin_passt, patience};
 use crate::cgroup;
 use crate::files::read_json;
 use crate::host::Host;
@@ -38,8 +38,13 @@ pub async fn keep(vm: Arc<Vm>, host: Arc<Host>) {
     let mut tried: Option<Instant> = None;
     // It has not been tried to start one in place of this one.
     let mut is_new = true;
+    // QEMU's end of the cable to this one may wait.
+    let mut may_wait = true;
     while !vm.qemu_has_ended() {
         sleep(LOOK).await;
+        if may_wait {
+            may_wait = !never_wait(&vm).await;
+        }
         let is_due = tried.is_none_or(|tried| tried.elapsed() > TRY_AGAIN);
         if !passt.has_ended() || vm.qemu_has_ended() {
             continue;
@@ -53,7 +58,7 @@ pub async fn keep(vm: Arc<Vm>, host: Arc<Host>) {
         tried = Some(Instant::now());
         match start_again(&vm, &host).await {
             Ok(started) => {
-                (passt, is_new) = (started, true);
+                (passt, is_new, may_wait) = (started, true, true);
                 vm.observed(|seen| seen.no_network.clear());
                 tracing::warn!(vm = %vm.id(), "its passt had ended: it has another one now, and the connections of its guest are lost");
             }
@@ -61,6 +66,20 @@ pub async fn keep(vm: Arc<Vm>, host: Arc<Host>) {
                 is_new = false;
                 say(&vm, problem.to_string());
             }
+        }
+    }
+}
+
+/// Returns whether QEMU has accepted its `passt`, and waits for nothing there. If that is not known, it is looked at again.
+async fn never_wait(vm: &Vm) -> bool {
+    let Some(qemu) = vm.observed(|seen| seen.process) else { return false };
+    let at = vm.dir.network_socket();
+    let done = tokio::task::spawn_blocking(move || patience::never_wait(&qemu, &at)).await;
+    match done.map_err(std::io::Error::other).flatten() {
+        Ok(count) => count > 0,
+        Err(error) => {
+            tracing::debug!(vm = %vm.id(), %error, "whether QEMU waits for its passt is not known");
+            false
         }
     }
 }
