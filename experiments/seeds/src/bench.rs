@@ -97,11 +97,8 @@ pub fn cluster(image: &Path) -> Result<Definition> {
     }
     let mut definition = Definition::new(LabId::random(), sites, LinkSettings::of_rtt_us(0));
     definition.probe_kernel = Some(image.join("vmlinuz"));
-    // The guests' own iSCSI initiators log in there.
-    for (_, target) in TARGETS {
-        let address = definition.host_address(&HostId::new(target)?);
-        definition.guests_reach.extend(address.map(|address| address.to_string()));
-    }
+    // The guests with an iSCSI initiator of their own reach the targets through it.
+    definition.bridges.push(crate::iscsi::BRIDGE.to_owned());
     Ok(definition)
 }
 
@@ -376,7 +373,7 @@ mod tests {
         let definition = cluster(Path::new("/")).expect("a lab");
         definition.check().expect("it can be built");
         assert_eq!(definition.hosts().count(), 8);
-        assert_eq!(definition.guests_reach.len(), 2);
+        assert_eq!(definition.bridges, ["br0"]);
         let all: Vec<(String, bool)> =
             definition.links.iter().map(|link| (link.to_string(), is_wan(&link.sites))).collect();
         let of = |wan: bool| -> Vec<&str> {

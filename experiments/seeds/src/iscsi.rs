@@ -1,5 +1,7 @@
 //! Cells over plain iSCSI: Linux' initiator in the guest, and no Perigee in the data's way. The targets are `perigee volume serve` with a pool of its
-//! own, and tgt, at the hosts of the targets. Each VM is a job of its own with a card in a user network, by which it reaches the targets.
+//! own, and tgt, at the hosts of the targets. Each VM is a job of its own with a card in a bridge of its host, which passes its packets on to the targets:
+//! so the guest's TCP reaches as far as the target. (With a user network `passt` would end the guest's connections at the host; the one of Debian 12 leaves what a guest
+//! sends unacknowledged until the guest sends it again, if the far end is more than 50 ms away.)
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,6 +30,8 @@ const TGT_PORT: u16 = 3262;
 const TGT_CONTROL: u16 = 3381;
 /// At which the guests wait for each other.
 const GATE_PORT: u16 = 3270;
+/// Of each server, for its guest.
+pub const BRIDGE: &str = "br0";
 const DEADLINE: Duration = Duration::from_secs(3600);
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// So long after a guest's connection has ended, its job has failed too.
@@ -51,6 +55,7 @@ impl Targets {
     /// A target does not start.
     pub async fn start(bench: &Bench<'_>, program: &Path) -> Result<Self> {
         let step = bench.steps.begin("start the iSCSI targets: Perigee's and tgt, at both sites");
+        make_bridges(bench)?;
         let dir = bench.scratch.join("iscsi");
         std::fs::create_dir_all(&dir)?;
         let raw = dir.join("tables.raw");
@@ -180,6 +185,34 @@ pub struct Disk {
     pub port: u16,
 }
 
+/// A bridge at each server, whose guest reaches what its server reaches.
+fn make_bridges(bench: &Bench<'_>) -> Result<()> {
+    for (rank, server) in bench.servers(0)?.iter().enumerate() {
+        let namespace = bench.lab.definition.host_namespace(server);
+        let own = address_of(rank, 1);
+        for line in [
+            format!("link add {BRIDGE} type bridge"),
+            format!("address add {own} dev {BRIDGE}"),
+            format!("link set {BRIDGE} up"),
+        ] {
+            let words: Vec<&str> = ["-n", &namespace].into_iter().chain(line.split(' ')).collect();
+            nbd::run("ip", &words)?;
+        }
+        let rules = "add table ip seeds; \
+             add chain ip seeds out { type nat hook postrouting priority srcnat; }; \
+             add rule ip seeds out ip saddr 192.0.2.0/24 ip daddr != 192.0.2.0/24 masquerade";
+        for line in [&["sysctl", "-q", "-w", "net.ipv4.ip_forward=1"][..], &["nft", rules]] {
+            nbd::run("ip", &[&["netns", "exec", &namespace], line].concat())?;
+        }
+    }
+    Ok(())
+}
+
+/// In the bridge of the rank's server: 1 is the server, 2 the guest.
+fn address_of(rank: usize, number: usize) -> String {
+    format!("192.0.2.{}/29", 8 * rank + number)
+}
+
 /// Where guests wait for each other: each says a line, and when all have, each gets one.
 struct Gate {
     listener: TcpListener,
@@ -302,22 +335,25 @@ impl Bench<'_> {
     /// Submits a job for each VM.
     async fn guests(&mut self, words: &str, disks: &[Disk]) -> Result<Vec<Job>> {
         let gate = nbd::address(self.lab, &self.targets[0])?;
+        let servers = self.servers(0)?;
         let mut jobs = Vec::new();
         for (rank, disks) in disks.chunks(Side::BOTH.len()).enumerate() {
+            let server = servers.get(rank).context("more VMs than servers")?;
+            let (own, gateway) = (address_of(rank, 2), address_of(rank, 1));
+            let gateway = gateway.trim_end_matches("/29");
             let mut logins = Vec::new();
             for disk in disks {
                 let address = nbd::address(self.lab, &self.targets[disk.side.index()])?;
                 logins.push(format!("{},{address},{},{}", disk.side.name(), disk.port, disk.iqn));
             }
             let text = format!(
-                "name: {}\nimage: {}\nmemory: {}MiB\noutput: 64MiB\ntimeout: 1h\nnetwork: user\napart: seeds\n\
-                 placement: {{site: {}, move: never}}\n\
-                 env: {{WORKS: '{words}', SUPPORT: '{SUPPORT}', STEPS: '{STEPS}', STREAMS: '{}', FIXED: '{FIXED}', CONTROL: '{gate},{GATE_PORT}', ISCSI: '{}', RANK: '{rank}'}}\n\
+                "name: {}\nimage: {}\nmemory: {}MiB\noutput: 64MiB\ntimeout: 1h\nnetwork: 'bridge:{BRIDGE}'\n\
+                 placement: {{host: {server}, move: never}}\n\
+                 env: {{CARD: '{own},{gateway}', WORKS: '{words}', SUPPORT: '{SUPPORT}', STEPS: '{STEPS}', STREAMS: '{}', FIXED: '{FIXED}', CONTROL: '{gate},{GATE_PORT}', ISCSI: '{}', RANK: '{rank}'}}\n\
                  command: [/usr/bin/python3, inputs/works.py]\n",
                 self.unique("seeds-iscsi"),
                 self.image,
                 self.size.memory_bytes >> 20,
-                self.home(),
                 STREAMS.join(";"),
                 logins.join(" "),
             );

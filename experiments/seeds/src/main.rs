@@ -86,7 +86,7 @@ struct Arguments {
     #[arg(long, default_value_t = 0.06)]
     scale_factor: f64,
     /// The memory of each guest; the data is to be larger
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 192)]
     memory_mib: u64,
     /// The programs of experiments/workloads
     #[arg(long, default_value = "experiments/workloads")]

@@ -39,6 +39,10 @@ class Alone:
 
     def __init__(self):
         self.rank = int(os.environ["RANK"])
+        address, gateway = os.environ["CARD"].split(",")
+        subprocess.run(["modprobe", "virtio_net"], check=True)
+        for line in ["link set eth0 up", f"address add {address} dev eth0", f"route add default via {gateway}"]:
+            subprocess.run(["busybox", "ip", *line.split()], check=True)
         host, port = os.environ["CONTROL"].split(",")
         self.lines = socket.create_connection((host, int(port)), timeout=3600).makefile("rw")
 
