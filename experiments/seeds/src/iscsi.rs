@@ -33,6 +33,8 @@ const GATE_PORT: u16 = 3270;
 /// Of each server, for its guest.
 pub const BRIDGE: &str = "br0";
 const DEADLINE: Duration = Duration::from_secs(3600);
+/// Those of three cells.
+const UNUSED_MAX: usize = 3 * 8;
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// So long after a guest's connection has ended, its job has failed too.
 const FAILURE_SEEN: Duration = Duration::from_secs(20);
@@ -46,6 +48,8 @@ pub struct Targets {
     perigee: Vec<Running>,
     tgt: Vec<Running>,
     number: u32,
+    /// Clones of Perigee's that could not be deleted yet.
+    unused: Vec<(Side, String)>,
 }
 
 impl Targets {
@@ -61,8 +65,8 @@ impl Targets {
         let raw = dir.join("tables.raw");
         nbd::copy_volume(bench.lab, &bench.targets[1], &bench.data[1].tables, &raw)?;
         let program = program.to_owned();
-        let mut targets =
-            Self { program, dir, raw, perigee: Vec::new(), tgt: Vec::new(), number: 0 };
+        let (perigee, tgt, unused) = (Vec::new(), Vec::new(), Vec::new());
+        let mut targets = Self { program, dir, raw, perigee, tgt, number: 0, unused };
         for side in Side::BOTH {
             let host = &bench.targets[side.index()];
             let address = nbd::address(bench.lab, host)?;
@@ -151,15 +155,23 @@ impl Targets {
         Ok(Disk { kind, side, name, tid: String::new(), iqn, port: PERIGEE_PORT })
     }
 
-    /// Deletes a clone that nobody uses any more.
-    pub fn delete(&self, disk: &Disk) -> Result<()> {
+    /// Deletes a clone that nobody uses any more. Perigee's target deletes none while it believes that an initiator is there, as after
+    /// a guest that was switched off; such a clone is deleted with a later one.
+    pub fn delete(&mut self, disk: &Disk) -> Result<()> {
         if disk.kind == Kind::IscsiTgt {
             let words = ["--op", "delete", "--mode", "target", "--force", "--tid", &disk.tid];
             Self::tgt(disk.side, &words)?;
             std::fs::remove_file(self.dir.join(format!("{}.raw", disk.name)))?;
             return Ok(());
         }
-        self.perigee(disk.side, &["volume", "delete"], &[&disk.name])
+        self.unused.push((disk.side, disk.name.clone()));
+        let unused = std::mem::take(&mut self.unused);
+        let is_left = |(side, name): &(Side, String)| {
+            self.perigee(*side, &["volume", "delete"], &[name]).is_err()
+        };
+        self.unused = unused.into_iter().filter(is_left).collect();
+        ensure!(self.unused.len() <= UNUSED_MAX, "Perigee's target keeps {:?}", self.unused);
+        Ok(())
     }
 
     /// Both targets of a kind, which have forgotten what they had read.
