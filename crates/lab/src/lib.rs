@@ -17,6 +17,7 @@
 //! | what does `make demo` do | `demo/` |
 //! | how does a measurement run and move jobs | `cluster.rs` |
 //! | what do the experiments share | `measuring.rs` |
+//! | how are figures of papers judged beside ours | `paper.rs` |
 //! | how does a QEMU run without Perigee | `bare/` |
 //! | how do machines without disks get their network | `diskless.rs` |
 //! | what does `perigee lab run boot-storm` do | `storm/` |
@@ -56,6 +57,7 @@ pub mod lab_file;
 pub mod measuring;
 pub mod net;
 pub mod netns;
+pub mod paper;
 mod process;
 mod progress;
 mod random;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use perigee_model::Problem;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::wan::LinkSettings;
@@ -62,6 +63,18 @@ pub fn load_1min() -> Result<f64, Problem> {
     let text = std::fs::read_to_string("/proc/loadavg").map_err(|e| Problem::internal(what, e))?;
     let first = text.split(' ').next().unwrap_or_default();
     first.parse().map_err(|error| Problem::internal(what, format!("{first:?}: {error}")))
+}
+
+/// What an earlier run of an experiment has left as results.json in this directory.
+///
+/// # Errors
+/// When there is no such file, or the file is of another program.
+pub fn earlier<T: DeserializeOwned>(dir: &Path) -> Result<T, Problem> {
+    let path = dir.join("results.json");
+    let what = format!("can't read the earlier run {}", path.display());
+    let next = "measure anew, or name the directory of a run of this program";
+    let bytes = std::fs::read(&path).map_err(|e| Problem::invalid(&what, e).next(next))?;
+    serde_json::from_slice(&bytes).map_err(|e| Problem::invalid(&what, e).next(next))
 }
 
 /// A lab of two sites with one host each: `home` with `home1`, and `cloud` with `cloud1`. The WAN between them has no

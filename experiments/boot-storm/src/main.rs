@@ -56,7 +56,7 @@ struct Cli {
 enum Verb {
     /// Measure, and write `results.json` and `report.html` to --out
     Run(RunArgs),
-    /// Draw the report of an earlier run again
+    /// Judge an earlier run again, and draw its report
     Report { dir: PathBuf },
 }
 
@@ -106,9 +106,8 @@ fn run_verb(verb: Verb) -> Result<()> {
     match verb {
         Verb::Run(arguments) => measure(&arguments),
         Verb::Report { dir } => {
-            let text = fs::read_to_string(dir.join("results.json")).context("results.json")?;
-            let results: Results = serde_json::from_str(&text).context("results.json")?;
-            Ok(fs::write(dir.join("report.html"), report::html(&results))?)
+            let mut results: Results = measuring::earlier(&dir)?;
+            results.write(&dir)
         }
     }
 }
@@ -161,6 +160,7 @@ fn measure(arguments: &RunArgs) -> Result<()> {
             &[("qemu-nbd", "qemu-nbd"), ("tgt", "tgtd")],
         ),
         clients: measure.clients,
+        is_quick: arguments.quick,
         boot: boot_of(&measure.script),
         ..Results::default()
     };
@@ -402,13 +402,8 @@ impl Measure<'_> {
         })
     }
 
-    fn keep(&self, results: &Results) -> Result<()> {
-        let out = &self.arguments.out;
-        fs::create_dir_all(out)?;
-        let mut text = serde_json::to_string_pretty(results)?;
-        text.push('\n');
-        fs::write(out.join("results.json"), text).context("can't write results.json")?;
-        fs::write(out.join("report.html"), report::html(results)).context("can't write report.html")
+    fn keep(&self, results: &mut Results) -> Result<()> {
+        results.write(&self.arguments.out)
     }
 
     fn say(&self, what: &str) {

@@ -1,9 +1,12 @@
 //! The results of the storms, as in `results.json`.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use perigee_lab::paper::Figure;
 use perigee_model::trace::{Operation, TraceRecord, TraceRequest, read_trace};
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_planner::page_cache::simulate;
@@ -12,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::extents::Placement;
 use crate::replay::{Seen, Storm};
 use crate::servers::Server;
+use crate::{paper, report};
 
 /// Response times are averaged over this time.
 const BIN: Duration = Duration::from_millis(500);
@@ -20,6 +24,12 @@ const BIN: Duration = Duration::from_millis(500);
 pub struct Results {
     pub versions: BTreeMap<String, String>,
     pub clients: usize,
+    /// Few clients: the figures say nothing.
+    #[serde(default)]
+    pub is_quick: bool,
+    /// What the paper says of its figures, and what these storms say. It follows from the rest.
+    #[serde(skip_deserializing)]
+    pub paper: Vec<Figure>,
     pub boot: Boot,
     /// The comparison of the servers, which took turns.
     pub peers: Vec<Case>,
@@ -32,6 +42,17 @@ pub struct Results {
     /// they are written.
     #[serde(default)]
     pub allocation: Vec<Case>,
+}
+
+impl Results {
+    /// Judges, and writes results.json and report.html.
+    pub fn write(&mut self, out: &Path) -> Result<()> {
+        self.paper = paper::figures(self);
+        fs::create_dir_all(out)?;
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        fs::write(out.join("results.json"), text).context("can't write results.json")?;
+        fs::write(out.join("report.html"), report::html(self)).context("can't write report.html")
+    }
 }
 
 /// The requests of one client.
@@ -50,6 +71,15 @@ pub enum Layout {
     Together,
     /// Each on its own device.
     Apart,
+}
+
+impl Layout {
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Together => "on one device",
+            Self::Apart => "on devices of their own",
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,6 +5,8 @@
 //! 2011. It has 64 clients, servers of 1 to 4 GiB, and 12 disks. A boot there reads far more than here, so only
 //! the order of its memory sizes can be compared with ours.
 
+use perigee_lab::paper::{Figure, judge_nothing};
+
 use crate::outcome::{Allocation, Case, Layout, Results, Served};
 
 /// A smaller difference may be chance.
@@ -25,10 +27,6 @@ fn is_less(from: f64, to: f64) -> bool {
     to < from * (1.0 - SAME)
 }
 
-fn agrees(yes: bool) -> &'static str {
-    if yes { "Ours agrees" } else { "Ours does not agree" }
-}
-
 /// The cases of one layout, from the least memory to the most.
 fn by_memory(results: &Results, layout: Layout) -> Vec<&Case> {
     let mut cases: Vec<_> = results.memory.iter().filter(|case| case.layout == layout).collect();
@@ -36,34 +34,50 @@ fn by_memory(results: &Results, layout: Layout) -> Vec<&Case> {
     cases
 }
 
-/// The comparison for the response times over time, of one layout.
-pub fn response(results: &Results, layout: Layout) -> Option<String> {
+pub fn figures(results: &Results) -> Vec<Figure> {
+    let mut figures: Vec<Figure> = Vec::new();
+    for layout in [Layout::Together, Layout::Apart] {
+        figures.extend([memory(results, layout), reloads(results, layout)].into_iter().flatten());
+    }
+    figures.extend(layouts(results));
+    figures.extend(allocation(results).into_iter().flatten());
+    if results.is_quick {
+        judge_nothing(&mut figures);
+    }
+    figures
+}
+
+/// With how much memory all are up when, of one layout.
+fn memory(results: &Results, layout: Layout) -> Option<Figure> {
     let cases = by_memory(results, layout);
     let [first, .., before_last, last] = cases[..] else { return None };
     let mib = |case: &Case| case.memory_max_mib.unwrap_or_default();
     let more_helps_first = is_less(first.last_up_s, before_last.last_up_s);
     let more_helps_last = is_less(before_last.last_up_s, last.last_up_s);
-    let mut text = format!(
-        "SonD, figures 2 and 3: all 64 are up after about 210 s with 1 GiB and 140 s with 2 GiB, and 3 or 4 GiB bring \
-         nothing more, once memory holds what one client boots. {}: from {} to {} MiB the time is {}, from there to {} MiB {}.",
-        agrees(more_helps_first && !more_helps_last),
+    let text = format!(
+        "From {} to {} MiB the time is {}, from there to {} MiB {}.",
         mib(first),
         mib(before_last),
         change(first.last_up_s, before_last.last_up_s),
         mib(last),
         change(before_last.last_up_s, last.last_up_s),
     );
-    if !more_helps_first {
-        text.push_str(
-            " The reads saved by memory are few: the clients read the same blocks at nearly the same time, and a block \
-             that was read for one is still there for the others.",
-        );
-    }
-    Some(text)
+    let why = if more_helps_first {
+        "More memory than what one client boots still helps: the clients are not at the same block at the same time."
+    } else {
+        "The reads saved by memory are few: the clients read the same blocks at nearly the same time, and a block that was read for \
+         one is still there for the others."
+    };
+    Some(Figure::new(
+        &format!("002 Fig. 2, until all are up, {}", layout.words()),
+        "All 64 are up after about 210 s with 1 GiB and 140 s with 2 GiB, and 3 or 4 GiB bring nothing more, once memory holds what \
+         one client boots.",
+        Some((text, more_helps_first && !more_helps_last)),
+        why,
+    ))
 }
 
-/// The comparison for the reloads.
-pub fn reloads(results: &Results, layout: Layout) -> Option<String> {
+fn reloads(results: &Results, layout: Layout) -> Option<Figure> {
     let cases = by_memory(results, layout);
     let [first, .., last] = cases[..] else { return None };
     let of = |case: &Case, side: fn(&crate::outcome::Cache) -> Served| {
@@ -71,11 +85,8 @@ pub fn reloads(results: &Results, layout: Layout) -> Option<String> {
     };
     let sources = [first, last].map(|case| of(case, |cache| cache.source));
     let privates = [first, last].map(|case| of(case, |cache| cache.private));
-    let mut text = format!(
-        "SonD, figure 2: the snapshots' reloads fall from 114 with 1 GiB to 32 with 2 GiB, and hardly further. {}: with {} \
-         MiB {} requests for source blocks and {} for private ones had to wait for what was in memory before, with {} \
-         MiB {} and {}.",
-        agrees(sources[1] + privates[1] < sources[0] + privates[0]),
+    let text = format!(
+        "With {} MiB {} requests for source blocks and {} for private ones had to wait for what was in memory before, with {} MiB {} and {}.",
         first.memory_max_mib.unwrap_or_default(),
         sources[0],
         privates[0],
@@ -83,75 +94,100 @@ pub fn reloads(results: &Results, layout: Layout) -> Option<String> {
         sources[1],
         privates[1],
     );
-    if sources[0] + privates[0] == 0 {
-        text.push_str(
-            " Nothing had to be read again: the clients read a block within moments of each other, and what has left \
-             memory by then nobody comes back to.",
-        );
-    } else if privates[0] < sources[0] {
-        text.push_str(&format!(
-            " Here it is the source that is read again and not the private data: a client writes only {:.1} MiB until it \
-             is up, and reads next to nothing of that.",
+    let why = if sources[0] + privates[0] == 0 {
+        "Nothing had to be read again: the clients read a block within moments of each other, and what has left memory by then \
+         nobody comes back to."
+            .to_owned()
+    } else {
+        format!(
+            "Here it is the source that is read again and not the private data: a client writes only {:.1} MiB until it is up, and \
+             reads next to nothing of that.",
             results.boot.written_mib
-        ));
-    }
-    Some(text)
+        )
+    };
+    Some(Figure::new(
+        &format!("002 Fig. 2, reloads, {}", layout.words()),
+        "The snapshots' reloads fall from 114 with 1 GiB to 32 with 2 GiB, and hardly further.",
+        Some((text, sources[1] + privates[1] < sources[0] + privates[0])),
+        &why,
+    ))
 }
 
-/// The comparison for the layouts.
-pub fn layouts(results: &Results) -> Option<String> {
+fn layouts(results: &Results) -> Option<Figure> {
     let together = by_memory(results, Layout::Together);
     let apart = by_memory(results, Layout::Apart);
     let (together, apart) = (*together.first()?, *apart.first()?);
-    let is_so = is_less(together.last_up_s, apart.last_up_s);
-    let mut text = format!(
-        "SonD, section 3.2 and figure 3: with 1 GiB, source and snapshots on devices of their own bring 258 s down to \
-         210 s (19 % less), and the response times with them; in the first 30 s both are alike, since only the source is \
-         read. {}: with {} MiB the last client is up after {:.1} s on one device and {:.1} s on two ({}), the mean \
-         response time is {}.",
-        agrees(is_so),
+    let text = format!(
+        "With {} MiB the last client is up after {:.1} s on one device and {:.1} s on two ({}), the mean response time is {}.",
         together.memory_max_mib.unwrap_or_default(),
         together.last_up_s,
         apart.last_up_s,
         change(together.last_up_s, apart.last_up_s),
         change(together.mean_response_ms, apart.mean_response_ms),
     );
-    if !is_so {
-        let private = together.cache.as_ref().map_or(0, |cache| {
-            let Served { first_loads, reloads, .. } = cache.private;
-            first_loads + reloads
-        });
-        text.push_str(&format!(
-            " A second device helps where both have reads to do: of the private data {private} reads came from the disk, so \
-             all is as in SonD's first 30 s. And our devices are limited in reads a second, wherever these are: there is no \
-             head to move from one side to the other."
-        ));
-    }
-    Some(text)
+    let private = together.cache.as_ref().map_or(0, |cache| {
+        let Served { first_loads, reloads, .. } = cache.private;
+        first_loads + reloads
+    });
+    Some(Figure::new(
+        "002 Fig. 3, source and snapshots apart",
+        "With 1 GiB, source and snapshots on devices of their own bring 258 s down to 210 s (19 % less), and the response times with \
+         them; in the first 30 s both are alike, since only the source is read.",
+        Some((text, is_less(together.last_up_s, apart.last_up_s))),
+        &format!(
+            "A second device helps where both have reads to do: of the private data {private} reads came from the disk, so all is as \
+             in their first 30 s. And our devices are limited in reads a second, wherever these are: there is no head to move from \
+             one side to the other."
+        ),
+    ))
 }
 
-/// The comparison for fixed and on-demand allocation.
-pub fn allocation(results: &Results) -> Option<String> {
+/// By what part storms differ in their mean response times that differ in memory only.
+fn chance(results: &Results) -> f64 {
+    let times_ms: Vec<f64> =
+        by_memory(results, Layout::Together).iter().map(|case| case.mean_response_ms).collect();
+    let least_ms = times_ms.iter().copied().fold(f64::INFINITY, f64::min);
+    let most_ms = times_ms.iter().copied().fold(0.0, f64::max);
+    if most_ms > 0.0 { (1.0 - least_ms / most_ms).max(SAME) } else { SAME }
+}
+
+/// Fixed and on-demand allocation: where the blocks lie, and the time.
+fn allocation(results: &Results) -> Option<[Figure; 2]> {
     let found = |allocation| results.allocation.iter().find(|c| c.allocation == allocation);
     let (fixed, on_demand) = (found(Allocation::Fixed)?, found(Allocation::OnDemand)?);
     let (at_fixed, at_demand) = (fixed.placement?, on_demand.placement?);
-    let closer = is_less(at_fixed.private_span_mib, at_demand.private_span_mib);
-    Some(format!(
-        "SonD, figures 3 and 4: with the whole space of each disk allocated before, the mean disk response time is above \
-         20 ms; allocated as it is written, below 20 ms in each test, since what is used then lies close together. {} in \
-         the layout: the private blocks that were written lie within {:.0} MiB when all is allocated before and within \
-         {:.0} MiB when allocated on demand, and a head that did every read and write in the order asked would move {:.0} \
-         MiB and {:.0} MiB on average. In time there is no head here: the mean response time is {:.2} ms and {:.2} ms ({}), \
-         and what differs there is not the distance. Perigee always allocates as it is written.",
-        agrees(closer),
+    let layout = format!(
+        "The private blocks that were written lie within {:.0} MiB when all is allocated before and within {:.0} MiB when allocated on \
+         demand, and a head that did every read and write in the order asked would move {:.0} MiB and {:.0} MiB on average. Perigee \
+         always allocates as it is written.",
         at_fixed.private_span_mib,
         at_demand.private_span_mib,
         at_fixed.mean_seek_mib,
         at_demand.mean_seek_mib,
+    );
+    let time = format!(
+        "The clients' mean response time is {:.2} ms with all allocated before and {:.2} ms on demand. Storms that differ in memory only differ by up to {:.0} %.",
         fixed.mean_response_ms,
         on_demand.mean_response_ms,
-        change(fixed.mean_response_ms, on_demand.mean_response_ms),
-    ))
+        chance(results) * 100.0,
+    );
+    let closer = is_less(at_fixed.private_span_mib, at_demand.private_span_mib);
+    let faster = on_demand.mean_response_ms < fixed.mean_response_ms * (1.0 - chance(results));
+    Some([
+        Figure::new(
+            "002 Fig. 4, where the blocks lie",
+            "Allocated as it is written, what is used lies close together.",
+            Some((layout, closer)),
+            "The filesystem puts what is written at one time at different places.",
+        ),
+        Figure::new(
+            "002 Fig. 4, response time",
+            "With the whole space of each disk allocated before, the mean disk response time is above 20 ms (figure 3); allocated as it \
+             is written, it is below 20 ms in each test.",
+            Some((time, faster)),
+            "There is no head here that has to move, and so the distance of the blocks costs nothing.",
+        ),
+    ])
 }
 
 /// The text above the figures of servers.
@@ -168,6 +204,8 @@ pub fn peers(pairs: &[[(&str, f64); 2]]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use perigee_lab::paper::Verdict;
+
     use super::*;
     use crate::outcome::Cache;
     use crate::servers::Server;
@@ -201,18 +239,19 @@ mod tests {
         let together = [(10, 21.0, 114), (20, 14.0, 32), (40, 14.1, 30)]
             .map(|(mib, s, reloads)| case(Layout::Together, mib, s, reloads));
         let mut results = Results { memory: together.into(), ..Results::default() };
-        assert!(response(&results, Layout::Together).unwrap().contains("Ours agrees"));
-        assert!(reloads(&results, Layout::Together).unwrap().contains("Ours agrees"));
+        let verdict = |of: Option<Figure>| of.map(|figure| figure.verdict);
+        assert_eq!(verdict(memory(&results, Layout::Together)), Some(Verdict::Agrees));
+        assert_eq!(verdict(reloads(&results, Layout::Together)), Some(Verdict::Agrees));
         assert_eq!(layouts(&results), None);
 
         results.memory.push(case(Layout::Apart, 10, 20.9, 0));
-        assert!(layouts(&results).unwrap().contains("Ours does not agree"));
+        assert_eq!(verdict(layouts(&results)), Some(Verdict::DoesNotAgree));
         results.memory.pop();
         results.memory.push(case(Layout::Apart, 10, 17.0, 0));
-        assert!(layouts(&results).unwrap().contains("Ours agrees"));
+        assert_eq!(verdict(layouts(&results)), Some(Verdict::Agrees));
 
         results.memory[2].last_up_s = 9.0;
-        assert!(response(&results, Layout::Together).unwrap().contains("Ours does not agree"));
+        assert_eq!(verdict(memory(&results, Layout::Together)), Some(Verdict::DoesNotAgree));
     }
 
     #[test]

@@ -13,6 +13,9 @@ use crate::servers::Server;
 
 // Writing to a String cannot fail, so the results of `write!` below are ignored.
 
+const PAPER: &str = "002 is Zhu Xu Dong: \"The performance analysis of a service deployment system based on the centralized storage\" (SonD). \
+     Its boots read far more than these, so only the order of the memory sizes can be compared.";
+
 pub fn html(results: &Results) -> String {
     let mut page = page::start("Perigee: a boot storm", "");
     let boot = results.boot;
@@ -23,6 +26,7 @@ pub fn html(results: &Results) -> String {
          it waited for as in the recording.</p>",
         results.clients, boot.requests, boot.recorded_s, boot.read_mib, boot.written_mib
     );
+    page::papers(&mut page, PAPER, &results.paper);
     peers(&mut page, results);
     memory(&mut page, results);
     allocation(&mut page, results);
@@ -93,7 +97,7 @@ fn memory(page: &mut String, results: &Results) {
     for case in &results.memory {
         let cache = case.cache.clone().unwrap_or_default();
         let cells = [
-            word(case.layout).to_owned(),
+            case.layout.words().to_owned(),
             case.memory_max_mib.unwrap_or_default().to_string(),
             format!("{:.1}", case.last_up_s),
             format!("{:.2}", case.mean_response_ms),
@@ -112,11 +116,8 @@ fn memory(page: &mut String, results: &Results) {
     }
     page.push_str("</table></div>\n");
     for (layout, mib) in &results.too_small {
-        let layout = word(*layout);
+        let layout = layout.words();
         let _ = writeln!(page, "<p>{mib} MiB, {layout}: too little for the server itself.</p>");
-    }
-    if let Some(text) = paper::layouts(results) {
-        let _ = writeln!(page, "<p>{}</p>", escape(&text));
     }
     for layout in [Layout::Together, Layout::Apart] {
         let cases = || results.memory.iter().filter(move |case| case.layout == layout);
@@ -127,24 +128,15 @@ fn memory(page: &mut String, results: &Results) {
         let lines = |points: fn(&Case) -> Vec<(f64, f64)>| -> Vec<Trace> {
             cases().map(|case| Trace { name: name(case), points: points(case) }).collect()
         };
-        let caption = |beside: Option<String>| {
-            format!("Source and private data {}. {}", word(layout), beside.unwrap_or_default())
-        };
+        let caption = format!("Source and private data {}.", layout.words());
         let times = lines(|case| case.response_ms.clone());
         let title = "Mean response time over the storm";
-        let caption_times = caption(paper::response(results, layout));
-        figure(page, title, &caption_times, &traces(&times, ("seconds", "milliseconds"), title));
+        figure(page, title, &caption, &traces(&times, ("seconds", "milliseconds"), title));
         let title = "Reloads of source blocks";
         let reloads = lines(|case| {
             case.cache.as_ref().map(|cache| cache.source_reloads.clone()).unwrap_or_default()
         });
-        let caption_reloads = caption(paper::reloads(results, layout));
-        figure(
-            page,
-            title,
-            &caption_reloads,
-            &traces(&reloads, ("seconds", "requests so far"), title),
-        );
+        figure(page, title, &caption, &traces(&reloads, ("seconds", "requests so far"), title));
     }
 }
 
@@ -187,15 +179,7 @@ fn allocation(page: &mut String, results: &Results) {
         .iter()
         .map(|case| Trace { name: name(case).to_owned(), points: case.response_ms.clone() })
         .collect();
-    let caption = paper::allocation(results).unwrap_or_default();
-    figure(page, title, &caption, &traces(&lines, ("seconds", "milliseconds"), title));
-}
-
-fn word(layout: Layout) -> &'static str {
-    match layout {
-        Layout::Together => "on one device",
-        Layout::Apart => "on devices of their own",
-    }
+    figure(page, title, "", &traces(&lines, ("seconds", "milliseconds"), title));
 }
 
 #[cfg(test)]

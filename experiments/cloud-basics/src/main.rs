@@ -35,7 +35,7 @@ const CLOUD_NEIGHBOUR: &str = "cloud1";
 #[derive(Parser)]
 struct Arguments {
     /// The `perigee` binary that the lab runs
-    #[arg(long)]
+    #[arg(long, default_value = "target/release/perigee")]
     program: PathBuf,
     /// The directory for results.json and report.html
     #[arg(long, default_value = "experiments/cloud-basics")]
@@ -49,6 +49,9 @@ struct Arguments {
     /// For how long each figure is measured, in seconds
     #[arg(long, default_value_t = 10)]
     length: u64,
+    /// Measure nothing: judge and draw what results.json has
+    #[arg(long)]
+    report_only: bool,
     /// A second for each figure, which only shows that it works
     #[arg(long)]
     quick: bool,
@@ -57,6 +60,9 @@ struct Arguments {
 #[tokio::main]
 async fn main() -> Result<()> {
     let mut arguments = Arguments::parse();
+    if arguments.report_only {
+        return finish(measuring::earlier(&arguments.out)?, &arguments.out);
+    }
     if arguments.quick {
         arguments.length = 1;
     }
@@ -75,7 +81,7 @@ async fn main() -> Result<()> {
         measured.map_err(|error| Problem::internal("the experiment", format!("{error:#}")))
     };
     let [own, rented] = with_lab(definition, &options, &Steps::default(), work).await?;
-    let mut results = Results {
+    let results = Results {
         versions,
         cpus: std::thread::available_parallelism()?.get(),
         load_1min: load_1min()?,
@@ -87,22 +93,22 @@ async fn main() -> Result<()> {
         rented,
         paper: Vec::new(),
     };
-    results.paper = paper::figures(&results);
-    write(&results, &arguments.out)?;
-    print(&results);
-    Ok(())
+    finish(results, &arguments.out)
 }
 
-fn write(results: &Results, out: &Path) -> Result<()> {
+/// Judges, writes and prints.
+fn finish(mut results: Results, out: &Path) -> Result<()> {
+    results.paper = paper::figures(&results);
     std::fs::create_dir_all(out)?;
     for (name, content) in [
-        ("results.json", serde_json::to_string_pretty(results)? + "\n"),
-        ("report.html", report::html(results)),
+        ("results.json", serde_json::to_string_pretty(&results)? + "\n"),
+        ("report.html", report::html(&results)),
     ] {
         let path = out.join(name);
         std::fs::write(&path, content)
             .with_context(|| format!("can't write {}", path.display()))?;
     }
+    print(&results);
     Ok(())
 }
 
@@ -186,8 +192,6 @@ async fn until(client: &Client, host: &str, most: Duration) -> Result<HostMeasur
 #[expect(clippy::print_stdout, reason = "the comparison is what it is for")]
 fn print(results: &Results) {
     for figure in &results.paper {
-        let agrees =
-            figure.agrees.map_or("not judged", |yes| if yes { "agrees" } else { "differs" });
-        println!("{}: {agrees}: {}", figure.figure, figure.ours);
+        println!("{}: {}: {}", figure.figure, figure.verdict.words(), figure.ours);
     }
 }

@@ -5,9 +5,10 @@
 //! real cloud (in Japanese), figures 9 to 12 in section 5.4. "004" is the same authors' English paper on the migration of virtual machines by the access to remote
 //! storage, figures 13 to 15 in sections 5.2 and 5.3. The bars of the figures are pictures; their texts name relations, and one number.
 
-use perigee_model::measurement::{DiskPath, HostMeasurement};
+use perigee_lab::paper::{Figure, judge_nothing};
+use perigee_model::measurement::{DiskFigures, DiskPath, HostMeasurement};
 
-use crate::results::{Figure, Results, Where, disk, link, mbits};
+use crate::results::{Results, Where, disk, link, mbits};
 
 /// "About 4.5 times" is taken for agreed from here on, as an order.
 const MUCH: f64 = 2.0;
@@ -19,26 +20,13 @@ const ONE_MACHINE: &str = "Both sites of the lab are on one machine: an own host
      network inside a site down. What a provider sells can't be seen here; `perigee host measure` at a host that is really rented shows it.";
 
 pub fn figures(results: &Results) -> Vec<Figure> {
-    let all = [inside_a_site, local_disk, iscsi_beside_local, iscsi_of_both, between_sites];
-    let mut figures: Vec<Figure> = all.into_iter().map(|of| of(results)).collect();
+    let [write, read] = iscsi_beside_local(results);
+    let mut figures = vec![inside_a_site(results), local_disk(results), write, read];
+    figures.extend([iscsi_of_both(results), between_sites(results)]);
     if results.is_quick {
-        figures.iter_mut().for_each(|figure| (figure.agrees, figure.why) = (None, None));
+        judge_nothing(&mut figures);
     }
     figures
-}
-
-fn figure(number: &str, theirs: &str, ours: Option<(String, bool)>, why: &str) -> Figure {
-    let (ours, agrees) = match ours {
-        Some((ours, agrees)) => (ours, Some(agrees)),
-        None => ("Not all of it was measured.".to_owned(), None),
-    };
-    Figure {
-        figure: number.to_owned(),
-        theirs: theirs.to_owned(),
-        ours,
-        agrees,
-        why: (agrees == Some(false)).then(|| why.to_owned()),
-    }
 }
 
 fn inside_a_site(results: &Results) -> Figure {
@@ -50,8 +38,8 @@ fn inside_a_site(results: &Results) -> Figure {
         );
         (text, times >= MUCH)
     });
-    figure(
-        "Network inside a site (001, figure 9; 004, figure 13)",
+    Figure::new(
+        "001 Fig. 9, 004 Fig. 13, network inside a site",
         "The local cluster's network is about 4.5 times as fast as the one between instances of EC2.",
         ours,
         ONE_MACHINE,
@@ -73,51 +61,52 @@ fn local_disk(results: &Results) -> Figure {
             && rented.write_bytes_per_s > own.write_bytes_per_s;
         (text, is_better)
     });
-    figure(
-        "Local disk (001, figure 10)",
+    Figure::new(
+        "001 Fig. 10, local disk",
         "The local disks of EC2's instances are faster than the cluster's.",
         ours,
         ONE_MACHINE,
     )
 }
 
-fn iscsi_beside_local(results: &Results) -> Figure {
-    let local = disk(&results.rented, DiskPath::Pool, Where::Near);
-    let iscsi = disk(&results.rented, DiskPath::Iscsi, Where::Near);
-    let nbd = disk(&results.rented, DiskPath::Nbd, Where::Near);
+/// Of writing and of reading.
+fn iscsi_beside_local(results: &Results) -> [Figure; 2] {
+    let of = |path| disk(&results.rented, path, Where::Near);
+    let (local, iscsi, nbd) = (of(DiskPath::Pool), of(DiskPath::Iscsi), of(DiskPath::Nbd));
+    let ours = |does: &str, rate: fn(&DiskFigures) -> f64| {
+        let (own, remote) = (rate(local?), rate(iscsi?));
+        let share = remote / own.max(1.0);
+        let through = nbd.map_or_else(String::new, |nbd| {
+            format!(" Through Perigee's volume servers (NBD, TLS): {}.", mb(rate(nbd)))
+        });
+        let text = format!(
+            "The rented host {does} {} over iSCSI in its site, {share:.2} of what its own disk does.{through}",
+            mb(remote)
+        );
+        Some((text, share <= SIGNIFICANT))
+    };
     let own = match local.map(|local| local.direct) {
         Some(false) => "and what is read of the own disk may be in that of its own host",
         _ => "while the own disk is read with direct I/O",
     };
-    let ours = local.zip(iscsi).map(|(local, iscsi)| {
-        let shares = (
-            iscsi.write_bytes_per_s / local.write_bytes_per_s.max(1.0),
-            iscsi.read_bytes_per_s / local.read_bytes_per_s.max(1.0),
-        );
-        let through = nbd.map_or_else(String::new, |nbd| {
-            format!(
-                " Through Perigee's volume servers (NBD, TLS): {} and {}.",
-                mb(nbd.write_bytes_per_s),
-                mb(nbd.read_bytes_per_s)
-            )
-        });
-        let text = format!(
-            "The rented host writes {} and reads {} over iSCSI in its site, {:.2} and {:.2} of what its own disk does.{through}",
-            mb(iscsi.write_bytes_per_s),
-            mb(iscsi.read_bytes_per_s),
-            shares.0,
-            shares.1
-        );
-        (text, shares.0 <= SIGNIFICANT && shares.1 <= SIGNIFICANT)
-    });
-    figure(
-        "Local and iSCSI disk of the cloud, write and read (004, figures 14 and 15)",
-        "iSCSI is significantly slower than the local disk, which comes from the slow network of EC2.",
-        ours,
-        &format!(
-            "The network inside the lab's site is not slow, and what is read over iSCSI is in the other host's page cache, {own}."
+    let theirs = "iSCSI is significantly slower than the local disk, which comes from the slow network of EC2.";
+    let why = "The network inside the lab's site is not slow";
+    [
+        Figure::new(
+            "004 Fig. 14, local and iSCSI disk of the cloud, write",
+            theirs,
+            ours("writes", |of| of.write_bytes_per_s),
+            &format!("{why}."),
         ),
-    )
+        Figure::new(
+            "004 Fig. 15, local and iSCSI disk of the cloud, read",
+            theirs,
+            ours("reads", |of| of.read_bytes_per_s),
+            &format!(
+                "{why}, and what is read over iSCSI is in the other host's page cache, {own}."
+            ),
+        ),
+    ]
 }
 
 fn iscsi_of_both(results: &Results) -> Figure {
@@ -135,8 +124,8 @@ fn iscsi_of_both(results: &Results) -> Figure {
             && is_same(own.write_bytes_per_s, rented.write_bytes_per_s);
         (text, agrees)
     });
-    figure(
-        "iSCSI disk (001, figure 11)",
+    Figure::new(
+        "001 Fig. 11, iSCSI disk",
         "iSCSI disks of the cluster and of EC2's instance High-CPU Medium are about equally fast.",
         ours,
         "The rented host has one CPU, and the own host shares all of the machine's.",
@@ -155,8 +144,8 @@ fn between_sites(results: &Results) -> Figure {
         );
         (text, own_sends > rented_sends)
     });
-    figure(
-        "Network between the cluster and EC2 (001, figure 12)",
+    Figure::new(
+        "001 Fig. 12, network between the cluster and EC2",
         "It is faster when the cluster sends, whose machines are taken for the better ones.",
         ours,
         "The lab's WAN has the same rate in both directions, and one CPU is enough to fill it.",

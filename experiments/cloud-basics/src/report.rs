@@ -12,10 +12,7 @@ use crate::results::{Results, Where, disk, link, mbits};
 // Writing to a String cannot fail, so the results of `write!` below are ignored.
 
 pub fn html(results: &Results) -> String {
-    let mut page = page::start(
-        "Perigee: what own and rented hosts can do",
-        "td { white-space: normal; text-align: left; }",
-    );
+    let mut page = page::start("Perigee: what own and rented hosts can do", "");
     page.push_str("<h1>What own and rented hosts can do</h1>\n");
     let lead = format!(
         "A lab of two sites on one machine, with a WAN of {} ms and {} Mbit/s. Each figure was measured for at most {} s by `perigee host measure`: networks over the \
@@ -27,7 +24,7 @@ pub fn html(results: &Results) -> String {
         own_disk(results)
     );
     let _ = writeln!(page, "<p class=\"lead\">{}</p>", escape(&lead));
-    theirs_and_ours(&mut page, results);
+    page::papers(&mut page, PAPERS, &results.paper);
     network(&mut page, results, Where::Near, "001, figure 9; 004, figure 13");
     network(&mut page, results, Where::Far, "001, figure 12");
     let write = |figures: &DiskFigures| figures.write_bytes_per_s;
@@ -56,22 +53,8 @@ fn own_disk(results: &Results) -> &'static str {
     }
 }
 
-fn theirs_and_ours(page: &mut String, results: &Results) {
-    let text = "001 is Toyoshima, Yamaguchi, Oguchi: an evaluation of load balancing of a virtual-machine PC cluster and its application to a real cloud (in Japanese); \
+const PAPERS: &str = "001 is Toyoshima, Yamaguchi, Oguchi: an evaluation of load balancing of a virtual-machine PC cluster and its application to a real cloud (in Japanese); \
         004 is their English paper on migrating virtual machines by the access to remote storage. Their bars are pictures: their texts name relations, and one number.";
-    page::table(page, "Theirs and ours", text, &["figure", "theirs", "ours", "agrees", "why not"]);
-    for figure in &results.paper {
-        let agrees = match figure.agrees {
-            Some(true) => "yes",
-            Some(false) => "no",
-            None => "not judged",
-        };
-        let why = figure.why.clone().unwrap_or_default();
-        let cells = [&figure.figure, &figure.theirs, &figure.ours, agrees, &why].map(String::from);
-        row(page, "", &cells);
-    }
-    page.push_str(TABLE_END);
-}
 
 fn both(results: &Results) -> [(&'static str, &HostMeasurement); 2] {
     [("own host", &results.own), ("rented host", &results.rented)]
@@ -165,6 +148,7 @@ fn missing(page: &mut String, results: &Results) {
 
 #[cfg(test)]
 mod tests {
+    use perigee_lab::paper::Verdict;
     use perigee_model::HostId;
     use perigee_model::measurement::{DiskMeasurement, MeasurementState, NetworkFigures};
 
@@ -249,8 +233,7 @@ mod tests {
         for outside in ["<script", "http://", "https://", "<link", "url("] {
             assert!(!page.contains(outside), "{outside} is in the page");
         }
-        for part in ["figure 9", "figure 12", "figures 14 and 15", "4.5 times", "&lt;no&gt; driver"]
-        {
+        for part in ["001 Fig. 9", "001 Fig. 12", "004 Fig. 15", "4.5 times", "&lt;no&gt; driver"] {
             assert!(page.contains(part), "{part} is not in the page");
         }
     }
@@ -270,13 +253,9 @@ mod tests {
     #[test]
     fn measurements_decide_what_agrees_and_a_quick_run_decides_nothing() {
         let judged = results(false).paper;
-        let agrees: Vec<_> = judged.iter().map(|figure| figure.agrees).collect();
-        assert_eq!(
-            agrees,
-            [Some(true), Some(false), Some(true), Some(true), Some(true)],
-            "{judged:?}"
-        );
-        assert!(judged.iter().all(|figure| figure.why.is_some() == (figure.agrees == Some(false))));
-        assert!(results(true).paper.iter().all(|figure| figure.agrees.is_none()));
+        let verdicts: Vec<_> = judged.iter().map(|figure| figure.verdict).collect();
+        let (yes, no) = (Verdict::Agrees, Verdict::DoesNotAgree);
+        assert_eq!(verdicts, [yes, no, yes, yes, yes, yes], "{judged:?}");
+        assert!(results(true).paper.iter().all(|figure| figure.verdict == Verdict::NotJudged));
     }
 }

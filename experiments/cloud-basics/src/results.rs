@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use perigee_lab::paper::Figure;
 use perigee_model::HostId;
 use perigee_model::measurement::{DiskFigures, DiskPath, HostMeasurement, NetworkFigures};
 use serde::{Deserialize, Serialize};
@@ -23,20 +24,9 @@ pub struct Results {
     pub own: HostMeasurement,
     /// The rented host: against its neighbour, and against the own host.
     pub rented: HostMeasurement,
+    /// It follows from the rest.
+    #[serde(skip_deserializing)]
     pub paper: Vec<Figure>,
-}
-
-/// One figure of the papers, theirs and ours.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Figure {
-    /// Its numbers there.
-    pub figure: String,
-    pub theirs: String,
-    pub ours: String,
-    /// `None`: a quick run decides nothing, or something was not measured.
-    pub agrees: Option<bool>,
-    /// Why it differs, if it does.
-    pub why: Option<String>,
 }
 
 /// Against which other host.

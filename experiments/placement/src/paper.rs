@@ -6,11 +6,18 @@
 //! in PostgreSQL, iSCSI from Linux's initiator to iSCSI-Enterprise-Target, and Dummynet with 1 to 16 ms of round
 //! trip. The text names only some figures' values; of the others it describes the shape.
 
+use perigee_lab::paper::Figure;
+
 use crate::case::{Way, Work};
 use crate::results::{Results, float};
 
-fn agrees(yes: bool) -> &'static str {
-    if yes { "Ours agrees" } else { "Ours does not agree" }
+/// From so many times the time over the shortest round trip on, the time over the longest one has grown.
+const GROWN: f64 = 1.2;
+/// Their migration takes 2.5 times as long over the longest round trip. Within this range ours is like it.
+const LIKE_THEIRS: std::ops::RangeInclusive<f64> = 1.7..=3.5;
+
+pub fn figures(results: &Results) -> Vec<Figure> {
+    [execution(results), migration(results), total(results)].into_iter().flatten().collect()
 }
 
 /// The shortest and the longest round trip of which there are runs.
@@ -20,16 +27,14 @@ fn ends(results: &Results) -> Option<(u32, u32)> {
     (first < last).then_some((first, last))
 }
 
-/// The execution time against the round trip, figure 5.
-pub fn execution(results: &Results) -> Option<String> {
+/// The execution time against the round trip.
+fn execution(results: &Results) -> Option<Figure> {
     let (near, far) = ends(results)?;
     let at = |way, rtt_ms| results.work_s(Work::Tpch, rtt_ms, way);
     let growth = |way| Some((at(way, far)?, at(way, far)? / at(way, near)?));
     let (iscsi_s, iscsi) = growth(Way::Iscsi)?;
     let mut text = format!(
-        "Toyoshima, figure 5: over iSCSI the execution time grows with the round trip, and severely beyond 4 ms. {}: \
-         from {near} to {far} ms our queries over plain iSCSI take {iscsi:.2} times as long ({iscsi_s:.1} s).",
-        agrees(iscsi >= 1.2)
+        "From {near} to {far} ms the queries over plain iSCSI take {iscsi:.2} times as long ({iscsi_s:.1} s)."
     );
     if let Some((remote_s, remote)) = growth(Way::Remote) {
         text.push_str(&format!(
@@ -37,39 +42,42 @@ pub fn execution(results: &Results) -> Option<String> {
              ahead over the WAN: fewer reads wait for a round trip."
         ));
     }
-    Some(text)
+    Some(Figure::new(
+        "000 Fig. 5, iSCSI in QEMU",
+        "Over iSCSI the execution time grows with the round trip, and severely beyond 4 ms.",
+        Some((text, iscsi >= GROWN)),
+        "The queries compute for longer than their reads wait.",
+    ))
 }
 
-/// The migration time against the round trip, figure 14.
-pub fn migration(results: &Results) -> Option<String> {
+/// The migration time against the round trip.
+fn migration(results: &Results) -> Option<Figure> {
     let (near, far) = ends(results)?;
     let at = |rtt_ms| {
         results.median(Work::Tpch, rtt_ms, Way::Stay, |run| Some(float(run.migration?.total_ms)))
     };
     let (near_ms, far_ms) = (at(near)?, at(far)?);
     let ratio = far_ms / near_ms;
-    let mut text = format!(
-        "Toyoshima, figure 14: a migration takes 21 s from 0 to 4 ms, and 52 s at 16 ms, 2.5 times as long. {}: ours takes \
-         {near_ms:.0} ms at {near} ms, and {far_ms:.0} ms at {far} ms, {ratio:.2} times as long.",
-        agrees((1.7..=3.5).contains(&ratio))
+    let text = format!(
+        "A migration takes {near_ms:.0} ms at {near} ms, and {far_ms:.0} ms at {far} ms, {ratio:.2} times as long."
     );
-    if ratio < 1.7 {
-        text.push_str(
-            " The paper's memory of 2 GB goes through one TCP connection, whose window of that time does not fill a link \
-             of 16 ms; here the windows are as large as the link needs, and what remains are the round trips of the \
-             preparation and of the pause.",
-        );
-    } else if ratio > 3.5 {
-        text.push_str(
-            " Our guest has 256 MiB, of which little has to be sent: the round trips of the preparation and of the pause \
-             are a larger part of the whole.",
-        );
-    }
-    Some(text)
+    let why = if ratio < *LIKE_THEIRS.start() {
+        "The paper's memory of 2 GB goes through one TCP connection, whose window of that time does not fill a link of 16 ms; here \
+         the windows are as large as the link needs, and what remains are the round trips of the preparation and of the pause."
+    } else {
+        "Our guest has 256 MiB, of which little has to be sent: the round trips of the preparation and of the pause are a larger \
+         part of the whole."
+    };
+    Some(Figure::new(
+        "000 Fig. 14",
+        "A migration takes 21 s from 0 to 4 ms, and 52 s at 16 ms, 2.5 times as long.",
+        Some((text, LIKE_THEIRS.contains(&ratio))),
+        why,
+    ))
 }
 
-/// The sum of migration and execution, figure 15.
-pub fn total(results: &Results) -> Option<String> {
+/// The sum of migration and execution.
+fn total(results: &Results) -> Option<Figure> {
     let rtts = results.rtts_ms();
     let wins = |rtt_ms: &u32| {
         let sum = sum_s(results, *rtt_ms)?;
@@ -80,9 +88,7 @@ pub fn total(results: &Results) -> Option<String> {
     let from = rtts.iter().find(|rtt_ms| wins(rtt_ms) == Some(true));
     let from = from.map_or_else(|| "nowhere".to_owned(), |rtt_ms| format!("from {rtt_ms} ms on"));
     let mut text = format!(
-        "Toyoshima, figure 15: migration and execution beside the data together are faster than remote access when the \
-         round trip is long. {}: the sum is below plain iSCSI {from} (measured from {near} to {far} ms).",
-        agrees(far_wins)
+        "A migration and the work beside the data together are below plain iSCSI {from} (measured from {near} to {far} ms)."
     );
     let stay = results.work_s(Work::Tpch, far, Way::Stay);
     let remote = results.work_s(Work::Tpch, far, Way::Remote);
@@ -100,7 +106,12 @@ pub fn total(results: &Results) -> Option<String> {
              not measured by itself: a guest whose root disk stays behind reads its programs over the WAN."
         ));
     }
-    Some(text)
+    Some(Figure::new(
+        "000 Fig. 15",
+        "A migration and the execution beside the data together are faster than remote access when the round trip is long.",
+        Some((text, far_wins)),
+        "The queries are short beside the move here: theirs took minutes.",
+    ))
 }
 
 /// The paper's sum: a migration, and then the work beside the data.

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use perigee_lab::measuring::{Goal, median};
+use perigee_lab::paper::Figure;
 use serde::{Deserialize, Serialize};
 
 use crate::case::{Way, Work};
-use crate::goals;
+use crate::{goals, paper};
 
 /// One run of the job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -154,6 +155,9 @@ pub struct Results {
     /// The WAN of the moves of a VM with its disk.
     pub moves_wan: String,
     pub goals: Vec<Goal>,
+    /// What the paper says of its figures, and what these runs say. It follows from the rest.
+    #[serde(skip_deserializing)]
+    pub paper: Vec<Figure>,
     pub runs: Vec<Run>,
     pub disk_moves: Vec<DiskMove>,
     /// What was not measured, and why.
@@ -200,6 +204,7 @@ impl Results {
         self.note_versions();
         self.runs.sort_by_key(|run| (run.work, run.rtt_ms, run.way, run.round));
         self.goals = goals::judge(self);
+        self.paper = paper::figures(self);
         std::fs::create_dir_all(out)?;
         std::fs::write(out.join("results.json"), serde_json::to_string_pretty(self)? + "\n")?;
         std::fs::write(out.join("report.html"), crate::report::html(self))?;
@@ -311,6 +316,7 @@ pub mod tests {
             results.disk_moves.push(disk_move(Direction::Back, overlay_bytes, pause_ms));
         }
         results.goals = goals::judge(&results);
+        results.paper = paper::figures(&results);
         results
     }
 

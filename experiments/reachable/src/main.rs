@@ -8,6 +8,7 @@ mod bare;
 mod clients;
 mod ground;
 mod guest;
+mod paper;
 mod perigee;
 mod report;
 mod results;
@@ -42,16 +43,19 @@ const SETTING: &str = "nginx and Tomcat in a guest of one vCPU and 512 MiB, whos
 #[derive(Parser)]
 struct Arguments {
     /// The `perigee` binary that the lab runs
-    #[arg(long)]
+    #[arg(long, default_value = "target/release/perigee")]
     program: PathBuf,
     /// The golden image's directory; it has nginx and OpenSSH too
     #[arg(long)]
-    image: PathBuf,
+    image: Option<PathBuf>,
     /// The directory for results.json and report.html
     #[arg(long, default_value = "experiments/reachable")]
     out: PathBuf,
     #[arg(long, default_value_t = 10)]
     moves: u32,
+    /// Measure nothing: judge and draw what results.json has
+    #[arg(long)]
+    report_only: bool,
     /// Two moves, which only show that it works
     #[arg(long)]
     quick: bool,
@@ -63,7 +67,14 @@ struct Arguments {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    let mut definition = two_sites(&arguments.image);
+    if arguments.report_only {
+        let mut results: Results = measuring::earlier(&arguments.out)?;
+        results.write(&arguments.out)?;
+        print(&results);
+        return Ok(());
+    }
+    let image = arguments.image.as_deref().context("--image is missing")?;
+    let mut definition = two_sites(image);
     definition.insecure = arguments.insecure;
     for link in &mut definition.links {
         link.settings = LinkSettings::of_rtt_us(u64::from(RTT_MS) * 1000);
@@ -71,19 +82,20 @@ async fn main() -> Result<()> {
     let program = std::path::absolute(&arguments.program)?;
     let options = Options { program, ..Options::new()? };
     let work = async |lab: Lab| {
-        let measured = measure(&lab, &arguments).await;
+        let measured = measure(&lab, &arguments, image).await;
         measured.map_err(|error| Problem::internal("the experiment", format!("{error:#}")))
     };
     with_lab(definition, &options, &Steps::default(), work).await?;
     Ok(())
 }
 
-async fn measure(lab: &Lab, arguments: &Arguments) -> Result<()> {
+async fn measure(lab: &Lab, arguments: &Arguments, image: &Path) -> Result<()> {
     let hosts = [HostId::new("home1")?, HostId::new("cloud1")?];
     let ground = Ground::make(lab, &hosts)?;
     let mut results = Results {
         cpus: std::thread::available_parallelism()?.get(),
         setting: SETTING.to_owned(),
+        is_quick: arguments.quick,
         versions: measuring::versions(measuring::version_of(&arguments.program), &[QEMU]),
         ..Results::default()
     };
@@ -91,7 +103,7 @@ async fn measure(lab: &Lab, arguments: &Arguments) -> Result<()> {
         results.setting.push_str(" Here Perigee encrypts nothing between the hosts.");
     }
     results.versions.insert("nginx, Tomcat, sshd".to_owned(), "Debian's, in the guest".to_owned());
-    let image = std::path::absolute(arguments.image.join("debian-pg.raw"))?;
+    let image = std::path::absolute(image.join("debian-pg.raw"))?;
     let perigee = Perigee::boot(lab, &ground, &image, &hosts[0]).await?;
     // It is taken before the VM is gone.
     let machine = perigee.machine(&hosts[0])?;

@@ -10,11 +10,14 @@ use crate::results::{Results, Run};
 
 // Writing to a String cannot fail, so the results of `write!` below are ignored.
 
+const PAPER: &str = "003 is Goiri, Julià and Guitart: \"Efficient data management support for virtualized service providers\".";
+
 pub fn html(results: &Results) -> String {
     let mut page = page::start("Perigee: a web server moves and answers", "");
     page.push_str("<h1>A web server and an application server that move, and their clients</h1>\n");
     let _ = writeln!(page, "<p class=\"lead\">{}</p>", escape(&results.setting));
     page::goals(&mut page, &results.goals());
+    page::papers(&mut page, PAPER, &results.paper);
     table(&mut page, results);
     for run in &results.runs {
         let title = format!("Replies with {}", run.system.name());
@@ -91,30 +94,11 @@ fn replies(page: &mut String, run: &Run, per_100_ms: &[u32], (title, per_s): (&s
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::{Moved, Sending, Stream, System};
+    use crate::paper::tests::run;
 
     #[test]
     fn the_page_stands_alone_and_names_what_is_missed() {
-        let stream = Stream { goes_on: true, longest_gap_ms: 300.0, bytes: 1 << 30 };
-        let run = Run {
-            system: System::Perigee,
-            replies: 100,
-            failed: 1,
-            longest_gap_ms: 250.0,
-            per_100_ms: vec![5, 0, 6],
-            tomcat: crate::results::Load::default(),
-            ssh: stream.clone(),
-            vm_ssh: Some(stream.clone()),
-            download: stream,
-            clients_resent: 3,
-            guest_resent: 4,
-            moves: vec![Moved {
-                to: "cloud1".to_owned(),
-                begun_s: 0.1,
-                ended_s: 0.2,
-                sending: Sending { pause_ms: 60, ..Sending::default() },
-            }],
-        };
+        let run = run(vec![5, 0, 6], 0);
         let page = html(&Results { runs: vec![run], ..Results::default() });
         for outside in ["<script", "http://", "https://", "<link", "url("] {
             assert!(!page.contains(outside), "{outside} is in the page");

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use perigee_lab::measuring::Goal;
+use perigee_lab::paper::Figure;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +93,12 @@ pub struct Run {
 pub struct Results {
     pub cpus: usize,
     pub setting: String,
+    /// Few moves: the figures say nothing.
+    #[serde(default)]
+    pub is_quick: bool,
+    /// What the paper says of its figure, and what this run says. It follows from the rest.
+    #[serde(skip_deserializing)]
+    pub paper: Vec<Figure>,
     pub versions: BTreeMap<String, String>,
     pub runs: Vec<Run>,
 }
@@ -155,7 +162,9 @@ impl Results {
         goals
     }
 
-    pub fn write(&self, out: &Path) -> Result<()> {
+    /// Judges, and writes results.json and report.html.
+    pub fn write(&mut self, out: &Path) -> Result<()> {
+        self.paper = crate::paper::figures(self);
         std::fs::create_dir_all(out)?;
         std::fs::write(out.join("results.json"), serde_json::to_vec_pretty(self)?)?;
         std::fs::write(out.join("report.html"), crate::report::html(self))?;

@@ -1,11 +1,11 @@
 //! For each figure: what Toyoshima's papers say of it, and whether these rounds agree. The measurements decide that, so a report never
 //! contradicts its own figures. The papers' text names shapes, and hardly any values. A shape is claimed only where the ranges of the rounds part.
 
-use serde::{Deserialize, Serialize};
+use perigee_lab::paper::{Figure, Verdict, judge_nothing};
 
 use crate::cell::Kind;
 use crate::results::{Column, Measured, Results, Side, Work};
-use crate::rounds::{Range, Verdict, all};
+use crate::rounds::{ROUNDS_MIN, Range, all, verdict};
 
 /// "Almost 100 %", of figures 9 to 11.
 pub const ALMOST_ALL: f64 = 1.0;
@@ -13,18 +13,6 @@ pub const ALMOST_ALL: f64 = 1.0;
 const ALMOST: f64 = 0.85;
 /// Up to here a time is hardly another one.
 const HARDLY: f64 = 1.25;
-
-/// One figure of the papers, theirs and ours.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Figure {
-    /// The paper, and its number there, or several.
-    pub figure: String,
-    pub theirs: String,
-    pub ours: String,
-    pub verdict: Verdict,
-    /// Why the shape differs, if it does.
-    pub why: Option<String>,
-}
 
 fn percent(range: &Range) -> String {
     let times = |share: f64| share * 100.0;
@@ -56,9 +44,7 @@ pub fn figures(results: &Results) -> Vec<Figure> {
     figures.extend([planner(results), machines(results)].into_iter().flatten());
     figures.extend([network(results, true), network(results, false)].into_iter().flatten());
     if results.is_quick {
-        figures
-            .iter_mut()
-            .for_each(|figure| (figure.verdict, figure.why) = (Verdict::NotJudged, None));
+        judge_nothing(&mut figures);
     }
     figures
 }
@@ -70,14 +56,13 @@ fn figure(
     (found, rounds): (Option<bool>, usize),
     why: &str,
 ) -> Figure {
-    let verdict = Verdict::of(found, rounds);
-    Figure {
-        figure: number.to_owned(),
-        theirs: theirs.to_owned(),
-        ours,
-        verdict,
-        why: (verdict == Verdict::DoesNotAgree).then(|| why.to_owned()),
-    }
+    let verdict = verdict(found, rounds);
+    let why = match verdict {
+        Verdict::DoesNotAgree => Some(why.to_owned()),
+        Verdict::NotJudged => Some(format!("There are fewer than {ROUNDS_MIN} rounds.")),
+        _ => None,
+    };
+    Figure { figure: number.to_owned(), theirs: theirs.to_owned(), ours, verdict, why }
 }
 
 fn dilated(is_dilated: bool) -> &'static str {
@@ -315,7 +300,7 @@ fn planner(results: &Results) -> Option<Figure> {
             column.1
         ),
         verdict: Verdict::NotJudged,
-        why: None,
+        why: Some("The paper only announces such a system.".to_owned()),
     })
 }
 

@@ -9,7 +9,7 @@ use crate::bench::{STEPS, STREAMS};
 use crate::cell::{Kind, VM_COUNT};
 use crate::paper::{ALMOST_ALL, path};
 use crate::results::{Column, Results, Run, Side, Work};
-use crate::rounds::{Range, Verdict};
+use crate::rounds::Range;
 use crate::series::{GuestPoint, ServerPoint};
 
 const PERCENT: f64 = 100.0;
@@ -38,10 +38,10 @@ fn dilated(results: &Results, kind: Kind, is_dilated: bool) -> String {
 }
 
 pub fn html(results: &Results) -> String {
-    let mut page =
-        page::start("Perigee: seeds", "td.text { white-space: normal; text-align: left; }\n");
+    let mut page = page::start("Perigee: seeds", "");
     lead(&mut page, results);
-    theirs_and_ours(&mut page, results);
+    let text = "The papers' text names shapes and hardly any values; their plots are not at hand as numbers. The verdicts follow from the figures.";
+    page::papers(&mut page, text, &results.paper);
     page.push_str("<h2>Not measured</h2>\n<ul>\n");
     for text in &results.not_measured {
         let _ = writeln!(page, "<li>{}</li>", text.replace('&', "&amp;").replace('<', "&lt;"));
@@ -90,18 +90,6 @@ fn lead(page: &mut String, results: &Results) {
         results.database_bytes >> 20,
         if factors.is_empty() { "not measured yet".to_owned() } else { factors.join("; ") },
     );
-}
-
-fn theirs_and_ours(page: &mut String, results: &Results) {
-    let text = "The papers' text names shapes and hardly any values; their plots are not at hand as numbers. The verdicts follow from the figures.";
-    page::table(page, "Theirs and ours", text, &["figure", "theirs", "ours", "verdict", "why not"]);
-    for figure in &results.paper {
-        let class = if figure.verdict == Verdict::DoesNotAgree { "fault" } else { "" };
-        let why = figure.why.clone().unwrap_or_default();
-        let cells = [&figure.figure, &figure.theirs, &figure.ours, figure.verdict.words(), &why];
-        row(page, class, &cells.map(String::from));
-    }
-    page.push_str(TABLE_END);
 }
 
 fn spread(range: Option<Range>) -> Option<[f64; 3]> {

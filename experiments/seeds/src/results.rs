@@ -5,12 +5,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use perigee_lab::measuring::Goal;
+use perigee_lab::paper::Figure;
 use serde::{Deserialize, Serialize};
 
 use crate::bench::Size;
 use crate::cell::{Cell, Kind};
 use crate::dilation::{Dilation, Pace};
-use crate::paper::{self, Figure};
+use crate::paper;
 use crate::report;
 use crate::rounds::Range;
 use crate::series::{GuestPoint, ServerPoint};
@@ -199,7 +200,8 @@ pub struct Results {
     pub accelerator: String,
     /// Of all runs of this experiment that have added cells, with their preparations.
     pub whole_s: f64,
-    /// What the papers say of their figures, and what these rounds say.
+    /// What the papers say of their figures, and what these rounds say. It follows from the rest.
+    #[serde(skip_deserializing)]
     pub paper: Vec<Figure>,
     /// In words.
     pub not_measured: Vec<String>,

@@ -2,6 +2,7 @@
 //! minute to minute, so only figures of one round are compared with each other.
 
 use perigee_lab::measuring::median;
+use perigee_lab::paper::Verdict;
 use serde::{Deserialize, Serialize};
 
 /// The rounds' values: the least, the median and the greatest.
@@ -50,39 +51,16 @@ impl Range {
     }
 }
 
-/// Whether a figure of ours agrees with theirs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    Agrees,
-    DoesNotAgree,
-    /// The rounds do not say the same.
-    RangesOverlap,
-    /// There are too few rounds, or the paper names nothing to compare.
-    NotJudged,
-}
-
 /// Below this, a range says little.
 pub const ROUNDS_MIN: usize = 3;
 
-impl Verdict {
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::Agrees => "agrees",
-            Self::DoesNotAgree => "does not agree",
-            Self::RangesOverlap => "not decided: the ranges overlap",
-            Self::NotJudged => "not judged",
-        }
-    }
-
-    /// `found`: whether what the paper says holds, as the ranges say. `rounds`: the fewest that any of the ranges has.
-    pub fn of(found: Option<bool>, rounds: usize) -> Self {
-        match found {
-            _ if rounds < ROUNDS_MIN => Self::NotJudged,
-            Some(true) => Self::Agrees,
-            Some(false) => Self::DoesNotAgree,
-            None => Self::RangesOverlap,
-        }
+/// `found`: whether what the paper says holds, as the ranges say. `rounds`: the fewest that any of the ranges has.
+pub fn verdict(found: Option<bool>, rounds: usize) -> Verdict {
+    match found {
+        _ if rounds < ROUNDS_MIN => Verdict::NotJudged,
+        Some(true) => Verdict::Agrees,
+        Some(false) => Verdict::DoesNotAgree,
+        None => Verdict::RangesOverlap,
     }
 }
 
@@ -131,11 +109,11 @@ mod tests {
 
     #[test]
     fn what_is_found_agrees_only_with_rounds_enough_and_ranges_that_part() {
-        assert_eq!(Verdict::of(Some(true), 5), Verdict::Agrees);
-        assert_eq!(Verdict::of(Some(false), 5), Verdict::DoesNotAgree);
-        assert_eq!(Verdict::of(None, 5), Verdict::RangesOverlap);
+        assert_eq!(verdict(Some(true), 5), Verdict::Agrees);
+        assert_eq!(verdict(Some(false), 5), Verdict::DoesNotAgree);
+        assert_eq!(verdict(None, 5), Verdict::RangesOverlap);
         for found in [Some(true), Some(false), None] {
-            assert_eq!(Verdict::of(found, 2), Verdict::NotJudged);
+            assert_eq!(verdict(found, 2), Verdict::NotJudged);
         }
     }
 

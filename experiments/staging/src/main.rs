@@ -6,11 +6,12 @@
 //! Both hosts are network namespaces of one machine, so they are equal. Where the paper has NFS, there is Perigee's proxy.
 
 mod bench;
+mod paper;
 mod report;
 mod results;
 mod series;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -29,16 +30,19 @@ const RTT_US: u64 = 200;
 #[derive(Parser)]
 struct Arguments {
     /// The `perigee` binary that the lab runs
-    #[arg(long)]
+    #[arg(long, default_value = "target/release/perigee")]
     program: PathBuf,
     /// The directory of an image with ffmpeg
     #[arg(long)]
-    image: PathBuf,
+    image: Option<PathBuf>,
     /// The directory for results.json and report.html
     #[arg(long, default_value = "experiments/staging")]
     out: PathBuf,
     #[arg(long, default_value_t = 1)]
     rounds: u32,
+    /// Measure nothing: judge and draw what results.json has
+    #[arg(long)]
+    report_only: bool,
     /// One round with little data, which only shows that it works
     #[arg(long)]
     quick: bool,
@@ -47,11 +51,15 @@ struct Arguments {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    if arguments.report_only {
+        return finish(measuring::earlier(&arguments.out)?, &arguments.out);
+    }
+    let image = arguments.image.as_deref().context("--image is missing")?;
     let (rounds, size) = match arguments.quick {
         true => (1, Size { file_bytes: 32 << 20, frames: 300 }),
         false => (arguments.rounds, Size { file_bytes: 580_000_000, frames: 1500 }),
     };
-    let mut definition = measuring::two_sites(&arguments.image);
+    let mut definition = measuring::two_sites(image);
     for link in &mut definition.links {
         let rate = Rate(Some(RATE_BITS_PER_S));
         link.settings = LinkSettings { rate, ..LinkSettings::of_rtt_us(RTT_US) };
@@ -60,18 +68,24 @@ async fn main() -> Result<()> {
     let options = Options { program, ..Options::new()? };
     let steps = Steps::default();
     let work = async |lab: Lab| {
-        let measured = measure(&lab, &arguments, rounds, size, &steps).await;
+        let measured = measure(&lab, image, rounds, size, &steps).await;
         measured.map_err(|error| Problem::internal("the experiment", format!("{error:#}")))
     };
     let mut results = with_lab(definition, &options, &steps, work).await?;
     results.versions = measuring::versions(measuring::version_of(&arguments.program), &[QEMU]);
+    results.is_quick = arguments.quick;
+    finish(results, &arguments.out)
+}
+
+/// Judges, writes and prints.
+fn finish(mut results: Results, out: &Path) -> Result<()> {
     results.judge();
-    std::fs::create_dir_all(&arguments.out)?;
+    std::fs::create_dir_all(out)?;
     for (name, content) in [
         ("results.json", serde_json::to_string_pretty(&results)?),
         ("report.html", report::html(&results)),
     ] {
-        let path = arguments.out.join(name);
+        let path = out.join(name);
         std::fs::write(&path, content)
             .with_context(|| format!("can't write {}", path.display()))?;
     }
@@ -81,7 +95,7 @@ async fn main() -> Result<()> {
 
 async fn measure(
     lab: &Lab,
-    arguments: &Arguments,
+    image: &Path,
     rounds: u32,
     size: Size,
     steps: &Steps,
@@ -92,7 +106,7 @@ async fn measure(
         frames: size.frames,
         ..Results::default()
     };
-    let mut bench = Bench::prepare(lab, &arguments.image, size, steps).await?;
+    let mut bench = Bench::prepare(lab, image, size, steps).await?;
     results.video_bytes = bench.video_bytes;
     for round in 1..=rounds {
         for host in [0, 1] {

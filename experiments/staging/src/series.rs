@@ -12,7 +12,7 @@ use perigee_model::{HostId, VmId};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
-const EVERY: Duration = Duration::from_secs(1);
+pub const EVERY: Duration = Duration::from_secs(1);
 
 /// Means over the time since the point before.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
@@ -24,6 +24,32 @@ pub struct Point {
     pub server_cpus: [f64; 2],
     /// Bytes per second between the hosts, both directions.
     pub bytes_per_s: f64,
+}
+
+/// Means over a part of a migrated VM's run.
+#[derive(Debug, Clone, Copy)]
+pub struct Phase {
+    /// At the host that the VM leaves, and at the other one.
+    pub vm_cpus: [f64; 2],
+    /// Of the volume servers of both hosts.
+    pub server_cpus: f64,
+    pub bytes_per_s: f64,
+}
+
+impl Phase {
+    /// `None` without points.
+    pub fn of<'a>(points: impl Iterator<Item = &'a Point>, from: usize) -> Option<Self> {
+        let points: Vec<&Point> = points.collect();
+        let count = f64::from(u32::try_from(points.len()).ok()?);
+        let mean = |value: &dyn Fn(&Point) -> f64| {
+            points.iter().map(|point| value(point)).sum::<f64>() / count
+        };
+        (!points.is_empty()).then(|| Self {
+            vm_cpus: [from, 1 - from].map(|host| mean(&|point| point.vm_cpus[host])),
+            server_cpus: mean(&|point| point.server_cpus.iter().sum()),
+            bytes_per_s: mean(&|point| point.bytes_per_s),
+        })
+    }
 }
 
 /// What was counted since the beginning.

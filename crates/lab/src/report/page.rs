@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use super::svg::escape;
 use crate::measuring::Goal;
+use crate::paper::{Figure, Verdict};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -49,6 +50,27 @@ pub fn goals(page: &mut String, goals: &[Goal]) {
         );
     }
     page.push_str("</ul>\n");
+}
+
+/// The papers' figures beside ours. `text` is HTML.
+pub fn papers(page: &mut String, text: &str, figures: &[Figure]) {
+    if figures.is_empty() {
+        return;
+    }
+    let columns = ["figure", "theirs", "ours", "verdict", "why not"];
+    table(page, "Theirs and ours", text, &columns);
+    for Figure { figure, theirs, ours, verdict, why } in figures {
+        let class = if *verdict == Verdict::DoesNotAgree { " fault" } else { "" };
+        let texts = [figure, theirs, ours].map(|text| escape(text));
+        let why = why.as_deref().map(escape).unwrap_or_default();
+        let _ = writeln!(
+            page,
+            "<tr><td class=\"text\">{}</td><td class=\"text{class}\">{}</td><td class=\"text\">{why}</td></tr>",
+            texts.join("</td><td class=\"text\">"),
+            verdict.words()
+        );
+    }
+    page.push_str(TABLE_END);
 }
 
 /// A chart with its title and caption.
