@@ -83,9 +83,9 @@ struct Arguments {
     #[arg(long, default_value_t = 80)]
     sequences: u32,
     /// The size of the tables, from 0.01 on; 1 is about 1 GB
-    #[arg(long, default_value_t = 0.06)]
+    #[arg(long, default_value_t = 0.02)]
     scale_factor: f64,
-    /// The memory of each guest; the data is to be larger
+    /// The memory of each guest. With 128 MiB TPC-H after HPA is out of memory for minutes
     #[arg(long, default_value_t = 192)]
     memory_mib: u64,
     /// The programs of experiments/workloads
