@@ -7,10 +7,9 @@ use perigee_model::backup::{Backup, BackupRoom, BackupTarget, BackupUser};
 use perigee_model::backup_key::BackupKey;
 use perigee_model::limits::TENANT_BACKUP_TARGETS;
 use perigee_model::{HostId, Problem, ProblemKind, TenantName};
-use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
-use super::put_tenant;
+use super::{put_tenant, tokens};
 use crate::cluster::Cluster;
 use crate::cluster::accounts::TenantRecord;
 use crate::level;
@@ -155,19 +154,13 @@ pub async fn set_key(
             Err(Problem::conflict(what, why).next("see it: perigee backup key show"))
         }
         (None, key) => {
-            let key = key.map_or_else(|| new_key(&what), Ok)?;
+            let new = || tokens::random_bytes(&what).map(BackupKey::new);
+            let key = key.map_or_else(new, Ok)?;
             let backup_key = Some(key.clone());
             put_tenant(cluster, TenantRecord { backup_key, ..record }).await?;
             Ok(key)
         }
     }
-}
-
-fn new_key(what: &str) -> Result<BackupKey, Problem> {
-    let mut bytes = [0; BackupKey::BYTES];
-    getrandom(&mut bytes[..], GetRandomFlags::empty())
-        .map_err(|error| Problem::internal(what, format!("no random numbers: {error}")))?;
-    Ok(BackupKey::new(bytes))
 }
 
 /// Refuses an encrypted backup of this thing without a key, and as long as the version before may come back.

@@ -53,7 +53,11 @@ async fn check_read(
 }
 
 /// A backup that the caller sees.
-async fn seen(cluster: &Cluster, caller: &Caller, name: &BackupName) -> Result<Backup, Problem> {
+pub(super) async fn seen(
+    cluster: &Cluster,
+    caller: &Caller,
+    name: &BackupName,
+) -> Result<Backup, Problem> {
     let known = backups::get(cluster, name).await?;
     match caller.sees_backup(known.by.as_ref(), known.vm.is_some()) {
         true => Ok(known),

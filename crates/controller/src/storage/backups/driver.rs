@@ -170,13 +170,17 @@ impl Run<'_> {
                 && one.view.host.is_some()
                 && is_same_place(&one.view, &view)
         };
-        if !self.record.value.asks && self.all().await?.iter().any(is_deleted) {
+        let all = match self.record.value.asks {
+            true => Vec::new(),
+            false => self.all().await?,
+        };
+        if all.iter().any(is_deleted) {
             let what = format!("can't back up volume {}", view.volume);
             self.waits_for_others = true;
             let why = "another backup is being deleted at the target";
             return Err(Problem::unavailable(what, why));
         }
-        if let Some(other) = self.other_in_turn().await? {
+        if let Some(other) = self.other_in_turn(&all) {
             self.waits_for_others = true;
             let why = format!(
                 "backup {other} is being shipped, and the tenant's quota lets one be shipped at a time"
@@ -189,14 +193,11 @@ impl Run<'_> {
     }
 
     /// A backup after which this one is shipped: the tenant's quota is counted for one at a time.
-    async fn other_in_turn(&self) -> Result<Option<BackupName>, Problem> {
-        let BackupRecord { view, asks, .. } = &self.record.value;
-        if *asks || view.by.is_none() {
-            return Ok(None);
-        }
+    fn other_in_turn(&self, all: &[BackupRecord]) -> Option<BackupName> {
+        let view = &self.record.value.view;
         let is_before =
             |one: &&BackupRecord| one.asks && room::is_shipped_after(self.cluster, view, &one.view);
-        Ok(self.all().await?.iter().find(is_before).map(|one| one.view.name.clone()))
+        all.iter().find(is_before).map(|one| one.view.name.clone())
     }
 
     /// Nothing is shipped for this backup now, if its home has said so. If the answer was lost, the home may still ship.

@@ -121,6 +121,9 @@ impl New<'_> {
         host: &HostLink,
     ) -> Result<Option<VolumeInfo>, Problem> {
         let Some(info) = self.made_before(host).await? else { return Ok(None) };
+        if self.owner.is_none() {
+            volumes::record_made(cluster, &host.id, &info).await?;
+        }
         if !self.whole && info.chain.contains(&self.layer) {
             restoring::begin(cluster, &self.record(host)).await?;
             restoring::answered(cluster, self.layer, &Ok(Ok(info.clone()))).await?;
@@ -154,9 +157,7 @@ pub async fn restore_disk(
         }
         made => made?,
     };
-    if disk.role.is_data() {
-        volumes::record_made(cluster, &host.id, &info).await?;
-    } else if info.owner != new.owner {
+    if !disk.role.is_data() && info.owner != new.owner {
         host.volume.delete(&format!("/v1/volumes/{}", disk.volume)).await?;
         let what = format!("can't make disk {} of backup {backup}", disk.volume);
         let why = format!("the volume server of host {} is of an older version", host.id);
