@@ -21,7 +21,7 @@ use crate::server::{MIB, Server, assert_io, run, sample, until};
 use crate::small::Small;
 
 /// What a backup ships beside the data: the lists, and the heads of pieces.
-const LISTS_BYTES: u64 = 64 << 10;
+pub const LISTS_BYTES: u64 = 64 << 10;
 
 pub fn target(dir: &Path) -> BackupTarget {
     BackupTarget { address: dir.display().to_string(), endpoint: None }
@@ -40,6 +40,16 @@ async fn ship(server: &Server, ask: &ShipBackup) -> Result<ShippedBackup, Proble
 
 pub async fn back_up(server: &Server, name: &str, to: &Path) -> ShippedBackup {
     ship(server, &ask(name, to)).await.expect("a backup")
+}
+
+/// A server with a volume `data` that a backup has in three pieces, 16 MiB of 1, 16 MiB of 2 and 8 MiB of 3, and a directory for its backups.
+pub async fn three_pieces() -> (Server, tempfile::TempDir) {
+    let server = Server::start().await;
+    let to = tempfile::tempdir().expect("a directory");
+    server.create("data", 64 * MIB).await;
+    let written = ["write -P 1 0 16M", "write -P 2 16M 16M", "write -P 3 32M 8M", "flush"];
+    assert_io(&server.qemu_io("data", &written));
+    (server, to)
 }
 
 async fn restore(server: &Server, backup: &str, from: &Path) -> Result<VolumeInfo, Problem> {
