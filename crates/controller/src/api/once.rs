@@ -38,9 +38,10 @@ use crate::{accounts, jobs, rentals, vms};
 pub const HEADER: &str = "Idempotency-Key";
 
 /// The paths of POST requests that take a key. Each answers with what it has made.
-pub const ROUTES: [&str; 12] = [
+pub const ROUTES: [&str; 13] = [
     "/v1/backups",
     "/v1/backups/{backup}/restore",
+    "/v1/backups/{backup}/restore-image",
     "/v1/backups/{backup}/restore-vm",
     "/v1/images",
     "/v1/jobs",

@@ -35,7 +35,8 @@ async fn with(hardware: Hardware) -> Lab {
 
 fn of_web() -> NewBackup {
     let to = BackupTarget { address: TO.to_owned(), endpoint: None };
-    NewBackup { volume: None, vm: Some(web()), to, whole: false, encrypted: false }
+    let (volume, image, whole, encrypted) = Default::default();
+    NewBackup { volume, vm: Some(web()), image, to, whole, encrypted }
 }
 
 fn web2() -> VmId {

@@ -7,15 +7,17 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use perigee_http::Client;
 use perigee_model::backup::{
-    Backup, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups, NewBackup,
-    RestoreBackup, RestoreVmBackup, Restoring, VerifiedBackup,
+    Backup, BackupOf, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups,
+    NewBackup, RestoreBackup, RestoreImageBackup, RestoreVmBackup, Restoring, VerifiedBackup,
 };
 use perigee_model::backup_key::BackupKey;
 use perigee_model::backup_schedule::{BackupSchedule, Keep, NewBackupSchedule};
-use perigee_model::job::{ClusterVolume, Vm};
+use perigee_model::job::{ClusterImage, ClusterVolume, Vm};
 use perigee_model::tenant::{Me, SetBackupKey, TenantBackupKey};
 use perigee_model::units::{format_duration, parse_duration};
-use perigee_model::{BackupName, HostId, Problem, ScheduleName, TenantName, VmId, VolumeName};
+use perigee_model::{
+    BackupName, HostId, ImageName, Problem, ScheduleName, TenantName, VmId, VolumeName,
+};
 
 use crate::commands::asking;
 use crate::context::Context;
@@ -52,17 +54,20 @@ impl Place {
 /// `perigee backup VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Back up a volume or a VM, which may be in use. Only what the target does not have is shipped.
+    /// Back up a volume or a VM, which may be in use, or an image. Only what the target does not have is shipped.
     ///
     /// With --every this is done again and again; `perigee backup schedules` shows how it goes.
     Create {
         /// The volume
-        #[arg(required_unless_present = "vm", conflicts_with = "vm")]
+        #[arg(required_unless_present_any = ["vm", "image"], conflicts_with_all = ["vm", "image"])]
         volume: Option<VolumeName>,
         /// The VM: its own disks and the volumes that it writes, as they are at one moment
-        #[arg(long)]
+        #[arg(long, conflicts_with = "image")]
         vm: Option<VmId>,
-        /// A directory of the home of each disk, or an S3 store
+        /// The image, with all that it stands on
+        #[arg(long)]
+        image: Option<ImageName>,
+        /// A directory of the home of each disk, or of the host that has made the image; or an S3 store
         #[arg(long, value_name = "DIR|s3://BUCKET/PREFIX")]
         to: String,
         /// The address of the S3 store, if it is not AWS's
@@ -74,7 +79,7 @@ pub enum Verb {
         /// Encrypt it at the target with the tenant's key (perigee backup key). All backups at a target are encrypted, or none is
         #[arg(long)]
         encrypt: bool,
-        /// Back up now, and then again after each such time. The same volume or VM with the same target again changes the schedule
+        /// Back up now, and then again after each such time. The same thing with the same target again changes the schedule
         #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "whole")]
         every: Option<u64>,
         /// Of the schedule's backups, keep the newest one, and one for each of the last hours (h), days (d), weeks (w), months (mo) or years (y) that have one.
@@ -107,17 +112,17 @@ pub enum Verb {
         #[command(flatten)]
         place: Place,
     },
-    /// Make a new volume of a backup; of a VM's backup a new VM, which can be started
+    /// Make a new volume of a backup; of a VM's backup a new VM, which can be started; of an image's backup a new image
     Restore {
         /// The backup's name
         backup: BackupName,
-        /// The new volume or VM
+        /// The new volume, VM or image
         #[arg(long = "as", value_name = "NAME")]
         volume: VolumeName,
-        /// Of a VM's backup, make only a volume of its root disk
+        /// Make only a volume: of a VM's backup, of its root disk
         #[arg(long)]
         disk: bool,
-        /// Read and check all bytes before the volume or VM is made. Otherwise it can be used at once, and its bytes arrive afterwards
+        /// Read and check all bytes before the volume or VM is made, as is always done for an image. Otherwise it can be used at once, and its bytes arrive afterwards
         #[arg(long)]
         whole: bool,
         #[command(flatten)]
@@ -180,9 +185,7 @@ async fn key(client: &Client, tenant: Option<TenantName>, verb: KeyVerb) -> Resu
 
 const BACKUP: &[Column<Backup>] = &[
     ("name", |b| b.name.to_string()),
-    ("of", |b| {
-        b.vm.as_ref().map_or_else(|| format!("volume {}", b.volume), |vm| format!("VM {vm}"))
-    }),
+    ("of", |b| b.of().to_string()),
     ("at", |b| b.at.address.clone()),
     ("host", |b| output::or_dash(b.host.as_ref())),
     ("state", state),
@@ -213,13 +216,18 @@ const SCHEDULE: &[Column<BackupSchedule>] = &[
 
 const FOUND: &[Column<FoundBackup>] = &[
     ("name", |b| b.name.to_string()),
-    ("volume", |b| output::or_dash(b.volume.as_ref())),
-    ("vm", |b| output::or_dash(b.vm.as_ref().map(|of| &of.vm.name))),
+    ("of", found_of),
     ("taken", |b| output::time(b.taken_ms)),
     ("size", |b| output::bytes(b.size_bytes)),
     ("data", |b| output::bytes(b.data_bytes)),
     ("problem", |b| b.problem.clone()),
 ];
+
+fn found_of(found: &FoundBackup) -> String {
+    let vm = found.vm.as_ref().map(|of| BackupOf::Vm(of.vm.name.clone()));
+    let of = vm.or_else(|| found.image.clone().map(BackupOf::Image));
+    output::or_dash(of.or_else(|| found.volume.clone().map(BackupOf::Volume)).as_ref())
+}
 
 const VERIFIED: &[Column<VerifiedBackup>] =
     &[("read", |v| output::bytes(v.read_bytes)), ("problems", |v| v.problems.len().to_string())];
@@ -232,6 +240,9 @@ const RESTORED: &[Column<ClusterVolume>] = &[
 
 const RESTORED_VM: &[Column<Vm>] =
     &[("vm", |vm| vm.id.to_string()), ("status", |vm| output::word(&vm.status))];
+
+const RESTORED_IMAGE: &[Column<ClusterImage>] =
+    &[("image", |image| image.name.to_string()), ("size", |image| output::bytes(image.size_bytes))];
 
 fn next(schedule: &BackupSchedule) -> String {
     match (&schedule.under_way, schedule.next_ms) {
@@ -265,9 +276,20 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     match verb {
         Verb::Key { tenant, verb } => key(&client, tenant, verb).await,
-        Verb::Create { volume, vm, to, endpoint, encrypt, every: Some(every_s), keep, .. } => {
+        Verb::Create {
+            volume,
+            vm,
+            image,
+            to,
+            endpoint,
+            encrypt,
+            every: Some(every_s),
+            keep,
+            ..
+        } => {
             let (to, keep) = (BackupTarget { address: to, endpoint }, keep.unwrap_or_default().0);
-            let ask = NewBackupSchedule { volume, vm, to, every_s, keep, encrypted: encrypt };
+            let encrypted = encrypt;
+            let ask = NewBackupSchedule { volume, vm, image, to, every_s, keep, encrypted };
             let set: BackupSchedule = client.post("/v1/backup-schedules", &ask).await?;
             output::one(context.format, &set, SCHEDULE)
         }
@@ -278,9 +300,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
         Verb::Unschedule { schedule } => {
             client.delete(&format!("/v1/backup-schedules/{schedule}")).await
         }
-        Verb::Create { volume, vm, to, endpoint, whole, encrypt: encrypted, .. } => {
+        Verb::Create { volume, vm, image, to, endpoint, whole, encrypt: encrypted, .. } => {
             let to = BackupTarget { address: to, endpoint };
-            let ask = NewBackup { volume, vm, to, whole, encrypted };
+            let ask = NewBackup { volume, vm, image, to, whole, encrypted };
             create(&client, &ask, context.format).await
         }
         Verb::List { place } => list(&client, place, context.format).await,
@@ -311,7 +333,7 @@ async fn list(client: &Client, place: Place, format: Format) -> Result<(), Probl
     output::list(format, &all, FOUND)
 }
 
-/// Makes a VM of a VM's backup, and a volume of another one or if only the disk is wanted.
+/// Makes a VM of a VM's backup, an image of an image's, and a volume of another one or if only the disk is wanted.
 async fn restore(
     backup: &BackupName,
     volume: VolumeName,
@@ -321,13 +343,35 @@ async fn restore(
 ) -> Result<(), Problem> {
     let client = controller_client_within(context, READ_MAX)?;
     let (from, host) = place.target();
-    if !disk && is_of_vm(&client, backup, from.as_ref(), host.as_ref()).await? {
-        let vm = VmId::new(volume.as_str())
-            .map_err(|error| Problem::invalid("can't name the VM", error))?;
-        let ask = RestoreVmBackup { vm, host, from, whole };
-        return restore_vm(&client, backup, &ask, context).await;
+    let makes = match disk {
+        true => Makes::Volume,
+        false => made_of(&client, backup, from.as_ref(), host.as_ref()).await?,
+    };
+    match makes {
+        Makes::Vm => {
+            let vm = VmId::new(volume.as_str())
+                .map_err(|error| Problem::invalid("can't name the VM", error))?;
+            let ask = RestoreVmBackup { vm, host, from, whole };
+            restore_vm(&client, backup, &ask, context).await
+        }
+        Makes::Image => {
+            let image = ImageName::new(volume.as_str())
+                .map_err(|error| Problem::invalid("can't name the image", error))?;
+            let ask = RestoreImageBackup { image, host, from };
+            restore_image(&client, backup, &ask, context).await
+        }
+        Makes::Volume => {
+            let ask = RestoreBackup { volume, host, from, whole };
+            restore_volume(&client, backup, &ask, context).await
+        }
     }
-    restore_volume(&client, backup, &RestoreBackup { volume, host, from, whole }, context).await
+}
+
+/// What a restore makes of a backup.
+enum Makes {
+    Volume,
+    Vm,
+    Image,
 }
 
 /// The disks of a VM's backup are not shown beside it.
@@ -336,19 +380,29 @@ fn hide_parts(all: &mut Vec<Backup>) {
     all.retain(|backup| backup.part_of.as_ref().is_none_or(|root| !names.contains(root)));
 }
 
-async fn is_of_vm(
+async fn made_of(
     client: &Client,
     backup: &BackupName,
     from: Option<&BackupTarget>,
     host: Option<&HostId>,
-) -> Result<bool, Problem> {
-    let Some(at) = from.cloned() else {
-        let known: Backup = client.get(&format!("/v1/backups/{backup}")).await?;
-        return Ok(known.vm.is_some() && known.part_of.is_none());
+) -> Result<Makes, Problem> {
+    let (is_of_vm, is_of_image) = match from.cloned() {
+        None => {
+            let known: Backup = client.get(&format!("/v1/backups/{backup}")).await?;
+            (known.vm.is_some() && known.part_of.is_none(), known.image.is_some())
+        }
+        Some(at) => {
+            let ask = LookForBackups { at, host: host.cloned() };
+            let all: Vec<FoundBackup> = client.post("/v1/look-for-backups", &ask).await?;
+            let its = || all.iter().filter(|found| found.name == *backup);
+            (its().any(|found| found.vm.is_some()), its().any(|found| found.image.is_some()))
+        }
     };
-    let ask = LookForBackups { at, host: host.cloned() };
-    let all: Vec<FoundBackup> = client.post("/v1/look-for-backups", &ask).await?;
-    Ok(all.iter().any(|found| found.name == *backup && found.vm.is_some()))
+    Ok(match (is_of_vm, is_of_image) {
+        (true, _) => Makes::Vm,
+        (false, true) => Makes::Image,
+        (false, false) => Makes::Volume,
+    })
 }
 
 /// Begins a backup and waits until it is complete. Ctrl-C ends only the waiting.
@@ -458,6 +512,20 @@ async fn restore_vm(
         all
     };
     asking::until_interrupted(watching, &goes_on).await.map(|_| ())
+}
+
+/// Makes an image of a backup, and waits until it is there.
+async fn restore_image(
+    client: &Client,
+    backup: &BackupName,
+    ask: &RestoreImageBackup,
+    context: &Context,
+) -> Result<(), Problem> {
+    let path = format!("/v1/backups/{backup}/restore-image");
+    let made: ClusterImage = client.post(&path, ask).await?;
+    output::one(context.format, &made, RESTORED_IMAGE)?;
+    output::note(&format!("all bytes of image {} have arrived and were right", made.name));
+    Ok(())
 }
 
 /// Until nothing is to come any more, or only what is damaged.

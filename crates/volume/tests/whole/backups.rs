@@ -543,19 +543,19 @@ async fn damage_at_the_home_is_not_backed_up_as_if_it_was_sound() {
 }
 
 /// An S3 store with one bucket.
-struct Store {
+pub struct Store {
     _server: S3,
     port: u16,
     _dir: tempfile::TempDir,
 }
 
 impl Store {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         let (dir, port) = (tempfile::tempdir().expect("a directory"), perigee_http::unused_port());
         Self { _server: S3::start(dir.path(), "bucket", port).await, port, _dir: dir }
     }
 
-    fn target(&self) -> BackupTarget {
+    pub fn target(&self) -> BackupTarget {
         let endpoint = Some(format!("http://127.0.0.1:{}", self.port));
         BackupTarget { address: "s3://bucket/of/perigee".to_owned(), endpoint }
     }

@@ -12,7 +12,8 @@ use perigee_model::{BackupName, HostId, Problem, ProblemKind, VolumeName};
 use tokio::sync::Mutex;
 
 use super::{
-    BACKUPS_PREFIX, BackupRecord, backup_key, is_same_place, list, reader, restoring, room, vm,
+    BACKUPS_PREFIX, BackupRecord, backup_key, image, is_same_place, list, reader, restoring, room,
+    vm,
 };
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
@@ -102,8 +103,13 @@ impl Run<'_> {
     async fn ship(&mut self) -> Result<ShippedBackup, Problem> {
         let sealed = vm::sealed(self.cluster, &mut self.record).await?;
         let mut view = self.view().clone();
-        let home = volumes::settled_home(self.cluster, &view.volume).await?;
-        let home = volumes::reachable(self.cluster, &home)?;
+        let home = match &view.image {
+            Some(image) => image::shipper(self.cluster, &view, image).await?,
+            None => {
+                let home = volumes::settled_home(self.cluster, &view.volume).await?;
+                volumes::reachable(self.cluster, &home)?
+            }
+        };
         self.begin_asking(&home.id).await?;
         view.host = Some(home.id.clone());
         let encrypted = self.is_encrypted(&view).await?;
@@ -121,7 +127,10 @@ impl Run<'_> {
             encrypted,
             key,
         };
-        let path = format!("/v1/volumes/{}/backup", view.volume);
+        let path = match &view.image {
+            Some(image) => format!("/v1/images/{image}/backup"),
+            None => format!("/v1/volumes/{}/backup", view.volume),
+        };
         let (done, total) = (AtomicU64::new(0), AtomicU64::new(0));
         let shipping = home.volume.hear_long::<ShippedBackup>(&path, &ask, |progress: Progress| {
             done.store(progress.done_bytes, Ordering::Relaxed);
@@ -165,31 +174,33 @@ impl Run<'_> {
         let _looking = LOOKING.lock().await;
         let mut view = self.view().clone();
         view.host = Some(home.clone());
-        let is_deleted = |one: &BackupRecord| {
-            one.view.state == BackupState::Deleting
-                && one.view.host.is_some()
-                && is_same_place(&one.view, &view)
-        };
         let all = match self.record.value.asks {
             true => Vec::new(),
             false => self.all().await?,
         };
-        if all.iter().any(is_deleted) {
-            let what = format!("can't back up volume {}", view.volume);
+        if let Some(why) = self.why_not_now(&view, &all) {
             self.waits_for_others = true;
-            let why = "another backup is being deleted at the target";
-            return Err(Problem::unavailable(what, why));
-        }
-        if let Some(other) = self.other_in_turn(&all) {
-            self.waits_for_others = true;
-            let why = format!(
-                "backup {other} is being shipped, and the tenant's quota lets one be shipped at a time"
-            );
-            return Err(Problem::unavailable(format!("can't back up volume {}", view.volume), why));
+            return Err(Problem::unavailable(format!("can't back up {}", view.of()), why));
         }
         self.view().host = Some(home.clone());
         self.record.value.asks = true;
         self.record.save().await
+    }
+
+    /// For which other backup this one waits; `None`: for none.
+    fn why_not_now(&self, view: &Backup, all: &[BackupRecord]) -> Option<String> {
+        let is_deleted = |one: &BackupRecord| {
+            one.view.state == BackupState::Deleting
+                && one.view.host.is_some()
+                && is_same_place(&one.view, view)
+        };
+        if all.iter().any(is_deleted) {
+            return Some("another backup is being deleted at the target".to_owned());
+        }
+        let other = self.other_in_turn(all)?;
+        Some(format!(
+            "backup {other} is being shipped, and the tenant's quota lets one be shipped at a time"
+        ))
     }
 
     /// A backup after which this one is shipped: the tenant's quota is counted for one at a time.
@@ -279,6 +290,9 @@ impl Run<'_> {
 
     /// Whether the volume has another home than the one that was asked, or is about to.
     async fn has_moved(&mut self) -> bool {
+        if self.view().image.is_some() {
+            return false;
+        }
         let (volume, asked) = (self.view().volume.clone(), self.view().host.clone());
         let home = volumes::find(self.cluster, &volume).await.ok().map(|record| record.home);
         self.cluster.index.is_changing_home(&volume)
@@ -329,7 +343,11 @@ impl Run<'_> {
     }
 
     async fn let_go(&mut self) -> Result<(), Problem> {
-        let Backup { volume, host, .. } = self.view().clone();
+        let Backup { volume, host, image, .. } = self.view().clone();
+        // Nothing is kept for the backup of an image.
+        if image.is_some() {
+            return Ok(());
+        }
         self.let_go_of(&volume, host).await
     }
 
@@ -338,7 +356,8 @@ impl Run<'_> {
         let view = self.record.value.view.clone();
         let other = |one: &BackupRecord| {
             let is_same_target = one.view.at.address == view.at.address
-                && one.view.vm.is_some() == view.vm.is_some();
+                && one.view.vm.is_some() == view.vm.is_some()
+                && one.view.image.is_none();
             // The one of which this is a part waits for this one.
             let is_root = view.part_of.as_ref() == Some(&one.view.name);
             let mut parts = one.vm.iter().flat_map(|of_vm| &of_vm.has.parts);

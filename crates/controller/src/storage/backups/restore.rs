@@ -14,7 +14,7 @@ use perigee_model::{
 use uuid::Uuid;
 
 use super::restoring::RestoreRecord;
-use super::{known, place, reader, reading, restoring, room};
+use super::{encryption, place, reader, reading, restoring};
 use crate::accounts;
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
@@ -77,6 +77,7 @@ impl New<'_> {
         cluster: &Cluster,
         host: &HostLink,
     ) -> Result<Result<VolumeInfo, Problem>, Problem> {
+        let (key, encrypted) = encryption(cluster, self.backup).await?;
         let ask = RestoreVolume {
             backup: self.backup.clone(),
             from: self.from.clone(),
@@ -85,8 +86,8 @@ impl New<'_> {
             at_once: (!self.whole).then_some(self.layer),
             layer: self.whole.then_some(self.layer),
             owner: self.owner.clone(),
-            key: room::key_of(cluster, self.backup.as_str()),
-            encrypted: known(cluster, self.backup).await?.is_some_and(|known| known.encrypted),
+            key,
+            encrypted,
         };
         if !self.whole
             && let Err(problem) = restoring::begin(cluster, &self.record(host)).await
@@ -242,8 +243,8 @@ pub async fn find(
 ) -> Result<(FoundBackup, BackupTarget, Arc<HostLink>), Problem> {
     let (at, host) = place(cluster, name, from, host).await?;
     let host = reader(cluster, &at, host.as_ref()).await?;
-    let (only, key) = (Some(name.clone()), room::key_of(cluster, name.as_str()));
-    let encrypted = known(cluster, name).await?.is_some_and(|known| known.encrypted);
+    let (key, encrypted) = encryption(cluster, name).await?;
+    let only = Some(name.clone());
     let ask = ListBackups { at: at.clone(), only, is_short: false, key, encrypted };
     let all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &ask).await?;
     let Some(found) = all.into_iter().find(|found| found.name == *name) else {
