@@ -197,6 +197,11 @@ impl Run<'_> {
         if all.iter().any(is_deleted) {
             return Some("another backup is being deleted at the target".to_owned());
         }
+        if let Some(first) = first_there(view, all) {
+            return Some(format!(
+                "backup {first} is being shipped to the same target, and decides whether the backups there are encrypted"
+            ));
+        }
         let other = self.other_in_turn(all)?;
         Some(format!(
             "backup {other} is being shipped, and the tenant's quota lets one be shipped at a time"
@@ -390,5 +395,50 @@ impl Run<'_> {
         }
         self.view().problem = words;
         self.record.save().await
+    }
+}
+
+/// A backup that is shipped as the first one to the place of this one, and is encrypted if this one is not, or the other way round. Of two that began at the same moment,
+/// both would be refused in the end.
+fn first_there<'a>(view: &Backup, all: &'a [BackupRecord]) -> Option<&'a BackupName> {
+    let is_there = |one: &&BackupRecord| is_same_place(&one.view, view);
+    let there = || all.iter().filter(is_there);
+    if there().any(|one| one.view.state == BackupState::Completed) {
+        return None;
+    }
+    let mut others = there().filter(|one| one.asks && one.view.name != view.name);
+    others.find(|one| one.view.encrypted != view.encrypted).map(|one| &one.view.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::backup::BackupTarget;
+
+    use super::super::new_backup;
+    use super::*;
+
+    fn to_s3(name: &str, encrypted: bool) -> BackupRecord {
+        let name = BackupName::new(name).expect("a name");
+        let at = BackupTarget { address: "s3://bucket".to_owned(), endpoint: None };
+        let volume = VolumeName::new("data").expect("a name");
+        let view = Backup { encrypted, ..new_backup(name, volume, at, 1) };
+        BackupRecord { view, whole: false, asks: false, schedule_made_ms: None, vm: None }
+    }
+
+    #[test]
+    fn of_two_first_backups_at_a_target_the_one_that_asks_first_decides_whether_they_are_encrypted()
+    {
+        let (one, other) = (to_s3("one", true), to_s3("other", false));
+        let asking = BackupRecord { asks: true, ..one.clone() };
+        assert_eq!(first_there(&other.view, &[one.clone(), other.clone()]), None, "none asks yet");
+        let all = [asking.clone(), other.clone()];
+        assert_eq!(first_there(&other.view, &all), Some(&one.view.name));
+        assert_eq!(first_there(&one.view, &all), None);
+        let alike = to_s3("alike", true);
+        assert_eq!(first_there(&alike.view, &all), None, "both are encrypted");
+        // The place has backups, and each host finds out what they are.
+        let mut done = to_s3("done", true);
+        done.view.state = BackupState::Completed;
+        assert_eq!(first_there(&other.view, &[asking, done]), None);
     }
 }

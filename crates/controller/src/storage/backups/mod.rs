@@ -172,19 +172,16 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
     };
     let new = new_backup(name, volume, to, begun_ms);
     let view = Backup { vm: of_vm, image: of_image, parts, schedule, by, encrypted, ..new };
+    // Of two that are begun at the same moment, the second one finds the first one.
+    let _beginning = cluster.beginning_backups.lock().await;
     let known = list(cluster).await?;
     check_number(&known, &what, view.by.as_ref(), 1 + view.parts.len())?;
-    vm::check_alone(cluster, &view).await?;
+    vm::check_alone(&known, &view)?;
     let record = BackupRecord { view: view.clone(), whole, asks: false, schedule_made_ms, vm };
     if !cluster.records.create_asked(&backup_key(&view.name), &record).await? {
         return Err(
             Problem::conflict(what, "another backup of it began in this second").next("try again")
         );
-    }
-    // Of two that were begun at the same moment, each finds the other.
-    if let Err(problem) = vm::check_alone(cluster, &view).await {
-        cluster.records.remove(&backup_key(&view.name)).await?;
-        return Err(problem);
     }
     cluster.drive_backup(&view.name);
     Ok(view)
