@@ -647,8 +647,9 @@ class Tenants(Operations):
         return self._client._ask("PUT", f"/v1/tenants/{_part(tenant)}/backup-key", body=body)
 
     def set_backup_targets(self, tenant: str, body: types.TenantBackupTargets) -> types.Tenant:
-        """Says where a tenant's users may have backups made. No backups of others may be there.
-        What is at a target that is left out stays there, and counts no more.
+        """Says where a tenant's users may have backups made. No backups of others may be there:
+        those that the controller knows are named. What is at a target that is left out stays
+        there, and counts no more.
         """
         return self._client._ask("PUT", f"/v1/tenants/{_part(tenant)}/backup-targets", body=body)
 

@@ -1514,6 +1514,9 @@ class LookForBackups(TypedDict):
     at: BackupTarget
     # The host that looks; `None`: any, which is for S3 stores.
     host: NotRequired[Union[HostId, None]]
+    # With whose key encrypted ones are read; `None`: of the tenant that may use the target, or else
+    # of one's own. Another one than one's own is for admins.
+    tenant: NotRequired[Union[TenantName, None]]
 
 
 class MadeAccessToken(TypedDict):

@@ -381,6 +381,9 @@ pub struct LookForBackups {
     pub at: BackupTarget,
     /// The host that looks; `None`: any, which is for S3 stores.
     pub host: Option<HostId>,
+    /// With whose key encrypted ones are read; `None`: of the tenant that may use the target, or else of one's own. Another one than one's own is for admins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<TenantName>,
 }
 
 /// Asks a volume server for the backups at a target. An older one ignores all but the target, and answers with all that each has.

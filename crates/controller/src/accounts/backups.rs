@@ -95,6 +95,13 @@ fn check_no_tenants(
     Err(Problem::invalid(what, why).next("choose another target: `perigee tenant info` shows them"))
 }
 
+/// The tenant whose users may have backups made at this target, or at one that overlaps the target.
+pub fn tenant_at(cluster: &Cluster, at: &BackupTarget) -> Option<TenantName> {
+    let accounts = cluster.accounts.read();
+    let has = |tenant: &&TenantRecord| tenant.backup_targets.iter().any(|one| one.overlaps(at));
+    accounts.tenants.values().find(has).map(|tenant| tenant.name.clone())
+}
+
 /// Says where a tenant's users may have backups made. What is at a target that was left out stays there, and counts no more.
 ///
 /// # Errors

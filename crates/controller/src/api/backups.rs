@@ -17,7 +17,7 @@ use perigee_model::{BackupName, ImageName, Problem, ScheduleName, VmId, VolumeNa
 
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
-use crate::accounts::backups::check_target;
+use crate::accounts::backups::{check_target, tenant_at};
 use crate::cluster::Cluster;
 use crate::storage::backups::{self, schedules};
 use crate::vms;
@@ -237,7 +237,16 @@ pub async fn look(
     if let Some(by) = caller.backup_user() {
         check_target(&cluster, "can't look for backups", Some(&by), &ask.at).await?;
     }
-    let mut all = backups::look(&cluster, &ask, &caller.tenant).await?;
+    let tenant = match &ask.tenant {
+        Some(tenant) => {
+            caller.check_tenant(tenant)?;
+            cluster.accounts.tenant(tenant)?.name
+        }
+        None => tenant_at(&cluster, &ask.at)
+            .filter(|_| caller.is_admin())
+            .unwrap_or_else(|| caller.tenant.clone()),
+    };
+    let mut all = backups::look(&cluster, &ask, &tenant).await?;
     all.retain(|found| caller.sees(found.name.as_str()));
     json(all)
 }

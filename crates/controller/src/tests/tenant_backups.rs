@@ -198,7 +198,7 @@ async fn an_operator_of_a_tenant_finds_its_backups_at_a_target_and_no_others() {
         there.insert(BackupName::new("blue~data-1").expect("a name"), other);
     }
     let look = async |by: &Client, to: &str| {
-        let ask = LookForBackups { at: at(to), host: done.host.clone() };
+        let ask = LookForBackups { at: at(to), host: done.host.clone(), tenant: None };
         by.post::<Vec<FoundBackup>>("/v1/look-for-backups", &ask).await
     };
     let found = look(&tenants.ann, TO).await.expect("a list");
@@ -302,6 +302,82 @@ async fn a_host_that_was_started_again_gets_the_key_for_what_is_still_to_come() 
         has.then_some(())
     })
     .await;
+}
+
+/// The controller was restored from an older state.
+#[tokio::test]
+async fn a_host_gets_the_key_again_though_the_record_of_the_restore_was_lost() {
+    let tenants = Tenants::with_backups(&["data"]).await;
+    let path = "/v1/tenants/acme/backup-key";
+    let made: TenantBackupKey =
+        tenants.ann.put(path, &SetBackupKey { key: None }).await.expect("a key");
+    let ask = NewBackup { encrypted: true, ..of("data", TO) };
+    let done = tenants.back_up(&tenants.amy, &ask).await;
+    let ask = RestoreBackup { volume: volume("copy"), host: None, from: None, whole: false };
+    let path = format!("/v1/backups/{}/restore", done.name);
+    let _: ClusterVolume = tenants.amy.post(&path, &ask).await.expect("a copy");
+    tenants.lab.cluster.records.remove_all("restores/").await.expect("lost");
+    tenants.admin.delete(&format!("/v1/backups/{}?forget=true", done.name)).await.expect("lost");
+    let mut hosts = [&tenants.lab.home, &tenants.lab.cloud].into_iter();
+    let host = hosts.find(|host| done.host.as_ref() == Some(&host.id)).expect("its host");
+    host.inside().restores.layers[0].lacks_key = true;
+    wait_for("the key", async || (!host.inside().restores.layers[0].lacks_key).then_some(())).await;
+    assert!(host.inside().backups.keys.iter().all(|key| *key == made.key));
+    // A host that has nothing of the tenant may have been broken into.
+    let other = [&tenants.lab.home, &tenants.lab.cloud].into_iter().find(|one| one.id != host.id);
+    let other = other.expect("the other host");
+    let mut layer = host.inside().restores.layers[0].clone();
+    layer.lacks_key = true;
+    other.inside().restores.layers.push(layer);
+    host.inside().backups.keys.clear();
+    host.inside().restores.layers[0].lacks_key = true;
+    for round in ["one round", "another one"] {
+        wait_for(round, async || (!host.inside().backups.keys.is_empty()).then_some(())).await;
+        host.inside().backups.keys.clear();
+        host.inside().restores.layers[0].lacks_key = true;
+    }
+    assert!(other.inside().backups.keys.is_empty());
+}
+
+#[tokio::test]
+async fn an_admin_lists_a_tenant_s_target_with_the_tenant_s_key() {
+    let tenants = Tenants::with_backups(&[]).await;
+    let path = "/v1/tenants/acme/backup-key";
+    let made: TenantBackupKey =
+        tenants.ann.put(path, &SetBackupKey { key: None }).await.expect("a key");
+    let look = async |by: &Client, to: &str, of: Option<&str>| {
+        let host = Some(tenants.lab.home.id.clone());
+        let ask = LookForBackups { at: at(to), host, tenant: of.map(tenant) };
+        by.post::<Vec<FoundBackup>>("/v1/look-for-backups", &ask).await
+    };
+    look(&tenants.admin, TO, None).await.expect("a list");
+    look(&tenants.admin, "/srv/admins", None).await.expect("a list");
+    look(&tenants.admin, "/srv/admins", Some("acme")).await.expect("a list");
+    let used = tenants.lab.home.inside().backups.listed_with.clone();
+    assert_eq!(used, [Some(made.key.clone()), None, Some(made.key)]);
+    is_kind(look(&tenants.admin, TO, Some("void")).await, ProblemKind::NotFound);
+    is_kind(look(&tenants.bob, TO, Some("acme")).await, ProblemKind::Forbidden);
+}
+
+#[tokio::test]
+async fn a_tenant_gets_no_target_where_backups_of_others_are() {
+    let tenants = Tenants::up().await;
+    for name in ["data", "more"] {
+        let new = new_volume(name, 1 << 30);
+        let _: ClusterVolume = tenants.ann.post("/v1/volumes", &new).await.expect("a volume");
+    }
+    let ask = NewBackup { volume: Some(volume("acme~data")), ..of("data", "/srv/all") };
+    let of_admin = tenants.back_up(&tenants.admin, &ask).await;
+    for overlaps in ["/srv/all", "/srv/all/acme", "/srv"] {
+        let refused = is_kind(tenants.allow("acme", &[overlaps]).await, ProblemKind::Conflict);
+        assert!(refused.why.contains(&format!("backup {}", of_admin.name)), "{refused}");
+    }
+    tenants.allow("acme", &[TO]).await.expect("nothing is there");
+    tenants.back_up(&tenants.amy, &of("more", TO)).await;
+    // Its own are no others', and what it has is not looked at again.
+    tenants.allow("acme", &[TO, STORE]).await.expect("a second one");
+    let refused = is_kind(tenants.allow("blue", &["/srv/all"]).await, ProblemKind::Conflict);
+    assert!(refused.why.contains("/srv/all is a place of others"), "{refused}");
 }
 
 #[tokio::test]

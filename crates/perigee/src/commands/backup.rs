@@ -13,7 +13,7 @@ use perigee_model::backup::{
 use perigee_model::backup_key::BackupKey;
 use perigee_model::backup_schedule::{BackupSchedule, Keep, NewBackupSchedule};
 use perigee_model::job::{ClusterImage, ClusterVolume, Vm};
-use perigee_model::tenant::{Me, SetBackupKey, TenantBackupKey};
+use perigee_model::tenant::{Me, Role, SEPARATOR, SetBackupKey, TenantBackupKey};
 use perigee_model::units::{format_duration, parse_duration};
 use perigee_model::{
     BackupName, HostId, ImageName, Problem, ScheduleName, TenantName, VmId, VolumeName,
@@ -99,6 +99,9 @@ pub enum Verb {
     List {
         #[command(flatten)]
         place: Place,
+        /// For admins: the tenant with whose key encrypted backups at a target are read [default: the tenant that may use the target, or else one's own]
+        #[arg(long, requires = "address")]
+        tenant: Option<TenantName>,
     },
     /// Show a backup
     Info {
@@ -130,7 +133,7 @@ pub enum Verb {
     },
     /// The key with which a tenant's backups are encrypted. Keep a copy where the loss of the cluster does not reach: nobody reads them without it
     Key {
-        /// The tenant [default: one's own]
+        /// The tenant [default: one's own; an admin who imports a key has to name the tenant]
         #[arg(long, global = true)]
         tenant: Option<TenantName>,
         #[command(subcommand)]
@@ -162,7 +165,7 @@ pub enum KeyVerb {
 async fn key(client: &Client, tenant: Option<TenantName>, verb: KeyVerb) -> Result<(), Problem> {
     let tenant = match tenant {
         Some(tenant) => tenant,
-        None => client.get::<Me>("/v1/me").await?.tenant,
+        None => own_tenant(&client.get::<Me>("/v1/me").await?, verb)?,
     };
     let path = format!("/v1/tenants/{tenant}/backup-key");
     let set = async |key| client.put::<TenantBackupKey>(&path, &SetBackupKey { key }).await;
@@ -181,6 +184,23 @@ async fn key(client: &Client, tenant: Option<TenantName>, verb: KeyVerb) -> Resu
     };
     output::text(&found.key.to_line());
     Ok(())
+}
+
+/// Whose key is meant where no tenant is named. A key is never changed, so an admin's tenant gets none of others by mistake.
+fn own_tenant(me: &Me, verb: KeyVerb) -> Result<TenantName, Problem> {
+    match verb {
+        KeyVerb::Import if me.role == Role::Admin => {
+            let why = format!(
+                "no tenant is named: without one, tenant {} would have this key for good",
+                me.tenant
+            );
+            Err(Problem::invalid("can't import a key for backups", why).next(format!(
+                "name the tenant whose backups were encrypted with it: --tenant NAME (what admins back up of their own: --tenant {})",
+                me.tenant
+            )))
+        }
+        KeyVerb::Make | KeyVerb::Show | KeyVerb::Import => Ok(me.tenant.clone()),
+    }
 }
 
 const BACKUP: &[Column<Backup>] = &[
@@ -305,7 +325,7 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
             let ask = NewBackup { volume, vm, image, to, whole, encrypted };
             create(&client, &ask, context.format).await
         }
-        Verb::List { place } => list(&client, place, context.format).await,
+        Verb::List { place, tenant } => list(&client, place, tenant, context.format).await,
         Verb::Info { backup } => {
             let known: Backup = client.get(&format!("/v1/backups/{backup}")).await?;
             output::one(context.format, &known, BACKUP)
@@ -320,7 +340,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     }
 }
 
-async fn list(client: &Client, place: Place, format: Format) -> Result<(), Problem> {
+async fn list(
+    client: &Client,
+    place: Place,
+    tenant: Option<TenantName>,
+    format: Format,
+) -> Result<(), Problem> {
     let (Some(at), host) = place.target() else {
         let mut all: Vec<Backup> = client.get("/v1/backups").await?;
         if format == Format::Table {
@@ -328,7 +353,7 @@ async fn list(client: &Client, place: Place, format: Format) -> Result<(), Probl
         }
         return output::list(format, &all, BACKUP);
     };
-    let ask = LookForBackups { at, host };
+    let ask = LookForBackups { at, host, tenant };
     let all: Vec<FoundBackup> = client.post("/v1/look-for-backups", &ask).await?;
     output::list(format, &all, FOUND)
 }
@@ -392,7 +417,10 @@ async fn made_of(
             (known.vm.is_some() && known.part_of.is_none(), known.image.is_some())
         }
         Some(at) => {
-            let ask = LookForBackups { at, host: host.cloned() };
+            // An admin writes the tenant before the name, and that tenant has the key.
+            let name = backup.as_str();
+            let tenant = name.contains(SEPARATOR).then(|| TenantName::of(name));
+            let ask = LookForBackups { at, host: host.cloned(), tenant };
             let all: Vec<FoundBackup> = client.post("/v1/look-for-backups", &ask).await?;
             let its = || all.iter().filter(|found| found.name == *backup);
             (its().any(|found| found.vm.is_some()), its().any(|found| found.image.is_some()))
@@ -562,5 +590,21 @@ async fn verify(backup: &BackupName, place: Place, context: &Context) -> Result<
         true => Ok(()),
         false => Err(Problem::conflict(format!("backup {backup} is damaged"), read.problems.join("; "))
             .next("use another backup; `perigee backup create --whole` ships everything again while the volume is there")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_admin_names_the_tenant_that_gets_a_key_for_good() {
+        let me = |role| Me { tenant: TenantName::default(), user: None, role };
+        for verb in [KeyVerb::Make, KeyVerb::Show] {
+            own_tenant(&me(Role::Admin), verb).expect("the own one");
+        }
+        own_tenant(&me(Role::Operator), KeyVerb::Import).expect("the only one");
+        let refused = own_tenant(&me(Role::Admin), KeyVerb::Import).expect_err("which one?");
+        assert!(refused.next.contains("--tenant NAME"), "{refused}");
     }
 }

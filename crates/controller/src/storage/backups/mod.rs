@@ -48,7 +48,7 @@ pub use driver::drive;
 pub use image::restore as restore_image;
 pub use reading::begin as begin_reading;
 pub use restore::{drop_disk, find, forget_disk, restore, restore_disk};
-pub use restoring::{all as restoring, check_whole, drive as drive_restore};
+pub use restoring::{all as restoring, check_whole, drive as drive_restore, send_lost_keys};
 pub use rounds::run;
 use vm::OfVm;
 
@@ -70,6 +70,8 @@ pub struct BackupRecord {
 }
 
 const BACKUPS_PREFIX: &str = "backups/";
+/// So many backups of others are named where a tenant is to have a target.
+const OTHERS_NAMED: usize = 5;
 
 fn backup_key(name: &BackupName) -> String {
     format!("{BACKUPS_PREFIX}{name}")
@@ -205,6 +207,44 @@ pub async fn any_of_tenant(
     let mut schedules = schedules.filter(|one| room::is_of(one.view.by.as_ref(), tenant));
     let schedule = || schedules.next().map(|one| format!("schedule {} of backups", one.view.name));
     Ok(backup.or_else(schedule))
+}
+
+/// Refuses targets where backups of others than this tenant's users are, as far as the controller knows. One that the tenant has already is not looked at.
+///
+/// # Errors
+/// `NotFound` if there is no such tenant; `Conflict`, which names the backups and schedules.
+pub async fn check_no_others(
+    cluster: &Cluster,
+    tenant: &TenantName,
+    targets: &[BackupTarget],
+) -> Result<(), Problem> {
+    let has = cluster.accounts.tenant(tenant)?.backup_targets;
+    let backups = list(cluster).await?;
+    let schedules = schedules::records(cluster).await?;
+    for target in targets.iter().filter(|target| !has.contains(target)) {
+        let is_others = |at: &BackupTarget, by: Option<&BackupUser>| {
+            at.overlaps(target) && !room::is_of(by, tenant)
+        };
+        let there = backups.iter().filter(|one| is_others(&one.at, one.by.as_ref()));
+        let there = there.filter(|one| one.part_of.is_none());
+        let there = there.map(|one| format!("backup {}", one.name));
+        let planned = schedules.iter().map(|one| &one.view).filter(|one| one.ended.is_empty());
+        let planned = planned.filter(|one| is_others(&one.to, one.by.as_ref()));
+        let planned = planned.map(|one| format!("schedule {}", one.name));
+        let all: Vec<String> = there.chain(planned).collect();
+        if all.is_empty() {
+            continue;
+        }
+        let more = all.len().saturating_sub(OTHERS_NAMED);
+        let named = all[..all.len() - more].join(", ");
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let what = format!("can't set the targets for backups of tenant {tenant}");
+        let why = format!("{} is a place of others: {named}{more}", target.address);
+        return Err(Problem::conflict(what, why).next(
+            "choose another place, or delete these first (perigee backup delete, perigee backup unschedule)",
+        ));
+    }
+    Ok(())
 }
 
 /// Refuses more backups than there can be, of all and of a user's tenant.
