@@ -31,8 +31,8 @@ class Backups(Operations):
         return self._client._ask("GET", "/v1/backup-schedules")
 
     def set_schedule(self, body: types.NewBackupSchedule) -> types.BackupSchedule:
-        """Backs up a volume or a VM again and again, from now on; the answer comes at once. The
-        same volume or VM with the same target changes the schedule that is there.
+        """Backs up a volume, a VM or an image again and again, from now on; the answer comes at
+        once. The same thing with the same target changes the schedule that is there.
         """
         return self._client._ask("POST", "/v1/backup-schedules", body=body)
 
@@ -45,8 +45,8 @@ class Backups(Operations):
         return self._client._ask("GET", "/v1/backups")
 
     def create(self, body: types.NewBackup, *, request_key: Optional[str] = None) -> types.Backup:
-        """Begins a backup of a volume or of a VM, which may be in use; the answer comes at once.
-        Only what the target does not have is shipped.
+        """Begins a backup of a volume or of a VM, which may be in use, or of an image; the
+        answer comes at once. Only what the target does not have is shipped.
 
         A lost answer is asked for again, with the same key: one thing is made.
         """
@@ -83,6 +83,26 @@ class Backups(Operations):
         return self._client._ask(
             "POST",
             f"/v1/backups/{_part(backup)}/restore",
+            body=body,
+            creates=True,
+            request_key=request_key,
+        )
+
+    def restore_image(
+        self,
+        backup: str,
+        body: types.RestoreImageBackup,
+        *,
+        request_key: Optional[str] = None,
+    ) -> types.ClusterImage:
+        """Makes a new image of the backup of an image. The image is there when all bytes were
+        read and checked.
+
+        A lost answer is asked for again, with the same key: one thing is made.
+        """
+        return self._client._ask(
+            "POST",
+            f"/v1/backups/{_part(backup)}/restore-image",
             body=body,
             creates=True,
             request_key=request_key,
@@ -627,8 +647,9 @@ class Tenants(Operations):
         return self._client._ask("PUT", f"/v1/tenants/{_part(tenant)}/backup-key", body=body)
 
     def set_backup_targets(self, tenant: str, body: types.TenantBackupTargets) -> types.Tenant:
-        """Says where a tenant's users may have backups made. No backups of others may be there.
-        What is at a target that is left out stays there, and counts no more.
+        """Says where a tenant's users may have backups made. No backups of others may be there:
+        those that the controller knows are named. What is at a target that is left out stays
+        there, and counts no more.
         """
         return self._client._ask("PUT", f"/v1/tenants/{_part(tenant)}/backup-targets", body=body)
 

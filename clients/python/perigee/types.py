@@ -67,7 +67,7 @@ AutoMode = Literal["off", "advise", "on"]
 
 
 class Backup(TypedDict):
-    """A backup of a volume, as the controller knows it."""
+    """A backup, as the controller knows it."""
 
     # Where it is.
     at: BackupTarget
@@ -77,13 +77,15 @@ class Backup(TypedDict):
     by: NotRequired[Union[BackupUser, None]]
     # The data of all its layers.
     data_bytes: NotRequired[Union[int, None]]
-    # It is encrypted at the target with the key of the tenant of the volume or VM.
+    # It is encrypted at the target with the key of the tenant of the volume, VM or image.
     encrypted: NotRequired[bool]
     # When it was complete or failed; Unix time.
     ended_ms: NotRequired[Union[int, None]]
-    # The volume's home, which ships it; `None`: not asked yet.
+    # The volume's home, or a host that has the image, which ships it; `None`: not asked yet.
     host: NotRequired[Union[HostId, None]]
-    # The name of the volume or VM, and the time.
+    # The image that it is of.
+    image: NotRequired[Union[ImageName, None]]
+    # The name of what it is of, and the time.
     name: BackupName
     # The backup of a VM of which this one is a part.
     part_of: NotRequired[Union[BackupName, None]]
@@ -105,7 +107,7 @@ class Backup(TypedDict):
     taken_ms: NotRequired[Union[int, None]]
     # The VM that it is of.
     vm: NotRequired[Union[VmId, None]]
-    # The volume; of a VM its root disk.
+    # The volume; of a VM its root disk, and of an image the image's name.
     volume: VolumeName
 
 
@@ -142,6 +144,8 @@ class BackupSchedule(TypedDict):
     ended: str
     # The time from one backup to the next, in seconds.
     every_s: int
+    # The image; `None`: it is of a volume or a VM.
+    image: NotRequired[Union[ImageName, None]]
     # Which complete backups are kept, beside the newest one; none: all are.
     keep: List[KeepRule]
     # How many complete backups it has.
@@ -163,9 +167,9 @@ class BackupSchedule(TypedDict):
     to: BackupTarget
     # The backup that is being shipped. No other one begins meanwhile.
     under_way: NotRequired[Union[BackupName, None]]
-    # The VM; `None`: it is of a volume.
+    # The VM; `None`: it is of a volume or an image.
     vm: NotRequired[Union[VmId, None]]
-    # The volume; `None`: it is of a VM.
+    # The volume; `None`: it is of a VM or an image.
     volume: NotRequired[Union[VolumeName, None]]
 
 # The state of a backup.
@@ -639,6 +643,8 @@ class FoundBackup(TypedDict):
 
     # The data of all its layers.
     data_bytes: int
+    # The image that it is of; `None`: it is of none.
+    image: NotRequired[Union[ImageName, None]]
     # Its name.
     name: BackupName
     # Why it can't be read; else empty.
@@ -650,7 +656,7 @@ class FoundBackup(TypedDict):
     # The VM that it is of, without what may be secret; `None`: it is of a volume, or of one of a
     # VM's other disks.
     vm: NotRequired[Union[VmBackup, None]]
-    # The volume that it is of; `None`: that can't be read.
+    # The volume that it is of, as in `Backup`; `None`: that can't be read.
     volume: NotRequired[Union[VolumeName, None]]
 
 
@@ -1508,6 +1514,9 @@ class LookForBackups(TypedDict):
     at: BackupTarget
     # The host that looks; `None`: any, which is for S3 stores.
     host: NotRequired[Union[HostId, None]]
+    # With whose key encrypted ones are read; `None`: of the tenant that may use the target, or else
+    # of one's own. Another one than one's own is for admins.
+    tenant: NotRequired[Union[TenantName, None]]
 
 
 class MadeAccessToken(TypedDict):
@@ -1872,22 +1881,24 @@ class NewAccessToken(TypedDict):
 
 
 class NewBackup(TypedDict):
-    """Asks for a backup of a volume or of a VM."""
+    """Asks for a backup of a volume, of a VM or of an image."""
 
     # It is encrypted at the target with the tenant's key. All backups at a target are, or none is.
     encrypted: NotRequired[bool]
-    # A directory of the home of each disk, or an S3 store.
+    # The image.
+    image: NotRequired[Union[ImageName, None]]
+    # A directory of the home of each disk or of the host that has made the image, or an S3 store.
     to: BackupTarget
     # The VM, which has no job. It may run.
     vm: NotRequired[Union[VmId, None]]
-    # The volume. It may be in use. Either this or a VM is named.
+    # The volume. It may be in use. Either this, a VM or an image is named.
     volume: NotRequired[Union[VolumeName, None]]
     # Also what the target has already is shipped, for example because it was damaged there.
     whole: NotRequired[bool]
 
 
 class NewBackupSchedule(TypedDict):
-    """Asks for backups of a volume or VM again and again. The same volume or VM with the same
+    """Asks for backups of a volume, VM or image again and again. The same thing with the same
     target changes the schedule that is there.
     """
 
@@ -1895,13 +1906,15 @@ class NewBackupSchedule(TypedDict):
     encrypted: NotRequired[bool]
     # The time from one backup to the next, in seconds.
     every_s: int
+    # The image: at each time the one that has this name then.
+    image: NotRequired[Union[ImageName, None]]
     # Which complete backups of the schedule are kept, beside the newest one; none: all are.
     keep: NotRequired[List[KeepRule]]
-    # A directory of the home of each disk, or an S3 store.
+    # As in `backup::NewBackup`.
     to: BackupTarget
     # The VM, which has no job. It may run.
     vm: NotRequired[Union[VmId, None]]
-    # The volume. It may be in use. Either this or a VM is named.
+    # The volume. It may be in use. Either this, a VM or an image is named.
     volume: NotRequired[Union[VolumeName, None]]
 
 
@@ -2630,6 +2643,21 @@ RestoreBackup = TypedDict(
         # All bytes are read and checked before the volume is made. Otherwise the volume can be used
         # at once, and its bytes come afterwards: see `restoring` of the volume.
         "whole": "NotRequired[bool]",
+    },
+)
+
+
+# Asks for a new image with what the backup of an image has. The image is there when all bytes were
+# read and checked.
+RestoreImageBackup = TypedDict(
+    "RestoreImageBackup",
+    {
+        # Where the backup is; `None`: where the controller knows it.
+        "from": "NotRequired[Union[BackupTarget, None]]",
+        # The host that makes it; `None`: as for a volume.
+        "host": "NotRequired[Union[HostId, None]]",
+        # The new image.
+        "image": "ImageName",
     },
 )
 

@@ -26,6 +26,9 @@ pub const DATA_OF_GANGS: u32 = 2;
 /// From this level on users of tenants have backups made. A volume server of the version before counts no bytes for the quota.
 pub const BACKUPS_OF_TENANTS: u32 = 2;
 
+/// From this level on images are backed up. The version before has no records of such backups, and its volume servers ship no image.
+pub const BACKUPS_OF_IMAGES: u32 = 2;
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct FormatRecord {
     level: u32,

@@ -65,6 +65,7 @@ mod unknown_fields;
 
 use std::net::Ipv4Addr;
 
+use perigee_model::backup::BackupTarget;
 use perigee_model::drain::Drain;
 use perigee_model::home::Tenure;
 use perigee_model::job::{Job, JobVolume, Migration, MigrationState};
@@ -75,8 +76,8 @@ use perigee_model::vm::{EpochRaise, HostAddresses, VmSpec};
 use perigee_model::volume::{ContentDigest, ImageFormat, IoStats};
 use perigee_model::volume_move::VolumeMove;
 use perigee_model::{
-    DiskRole, Epoch, HostId, ImageName, JobId, LayerId, LeaveSite, OwnerName, VmId, VmStart,
-    VolumeName,
+    BackupName, DiskRole, Epoch, HostId, ImageName, JobId, LayerId, LeaveSite, OwnerName, VmId,
+    VmStart, VolumeName,
 };
 use perigee_planner::Traits;
 use perigee_planner::replay::Replayed;
@@ -221,9 +222,20 @@ impl ImageRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingImport {
     pub host: HostId,
-    /// As in [`perigee_model::volume::ImportImage`].
+    /// As in [`perigee_model::volume::ImportImage`]; of a backup empty.
     pub source: String,
     pub format: Option<ImageFormat>,
+    /// The backup of which the image is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<ImportedBackup>,
+}
+
+/// The backup of which an image is made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportedBackup {
+    pub backup: BackupName,
+    /// Where it is.
+    pub from: BackupTarget,
 }
 
 /// What a volume's home last reported about it. The sizes are in bytes: what a VM sees, and what the data takes in the

@@ -177,6 +177,7 @@ impl Supervisor {
         supervisor.keep_running("the renting of hosts", rentals::rent_by_itself);
         supervisor.keep_running("the promotion of replicas", replicas::run);
         supervisor.keep_running("the schedules of backups", backups::run);
+        supervisor.keep_running("the keys of restores", backups::send_lost_keys);
         supervisor.keep_running("the shadows of volumes", left_behind::run);
         supervisor.keep_running("imports whose answer was lost", images::finish_imports);
         supervisor.keep_running("the letting in of hosts to volumes", admissions::keep);

@@ -1,11 +1,13 @@
-//! Backups of volumes: what people ask for and see, and what the controller asks of volume servers.
+//! Backups of volumes, VMs and images: what people ask for and see, and what the controller asks of volume servers.
 //!
 //! | at a volume server | body | answer |
 //! |---|---|---|
 //! | `POST /volumes/{volume}/backup` | [`ShipBackup`] | lines of `Step` of [`ShippedBackup`]; it is stopped when the client leaves, and goes on where it was when it is asked for again |
+//! | `POST /images/{image}/backup` | [`ShipBackup`] | as of a volume; nothing is sealed, because an image never changes |
 //! | `POST /backups/seal` | [`SealForBackup`] | [`SealedForBackup`] of each volume, in their order, all of one moment |
 //! | `POST /volumes/{volume}/backup/end` | [`BackupTarget`] | its backup to the target is given up: nothing is kept for it, except what the next one stands on |
 //! | `POST /volumes/{volume}/restore` | [`RestoreVolume`] | lines of `Step` of `VolumeInfo`; it is stopped when the client leaves |
+//! | `POST /images/{image}/restore` | [`RestoreImage`] | lines of `Step` of `ImageInfo`; it is stopped when the client leaves, and makes the image once |
 //! | `GET /backups/restoring` | | [`RestoringLayer`] of each layer that still gets bytes from a backup |
 //! | `POST /backups/key` | [`SendBackupKey`] | nothing |
 //! | `POST /backups/list` | [`ListBackups`] | [`FoundBackup`] of each |
@@ -23,8 +25,8 @@ use crate::backup_key::BackupKey;
 use crate::persistent_vm::NewVm;
 use crate::units::format_bytes;
 use crate::{
-    BackupName, HostId, LayerId, LeaveSite, OwnerName, Problem, ScheduleName, TenantName, UserName,
-    VmId, VolumeName,
+    BackupName, HostId, ImageName, LayerId, LeaveSite, OwnerName, Problem, ScheduleName,
+    TenantName, UserName, VmId, VolumeName,
 };
 
 const S3: &str = "s3://";
@@ -142,19 +144,27 @@ pub enum BackupOf {
     Volume(VolumeName),
     /// A VM without a job: its own disks, and the volumes that it writes.
     Vm(VmId),
+    /// An image.
+    Image(ImageName),
 }
 
 impl BackupOf {
-    /// The one of both that is named.
+    /// The one that is named.
     ///
     /// # Errors
-    /// `Invalid` if both are, or none.
-    pub fn one(volume: Option<VolumeName>, vm: Option<VmId>) -> Result<Self, Problem> {
-        match (volume, vm) {
-            (Some(volume), None) => Ok(Self::Volume(volume)),
-            (None, Some(vm)) => Ok(Self::Vm(vm)),
+    /// `Invalid` if several are, or none.
+    pub fn one(
+        volume: Option<VolumeName>,
+        vm: Option<VmId>,
+        image: Option<ImageName>,
+    ) -> Result<Self, Problem> {
+        match (volume, vm, image) {
+            (Some(volume), None, None) => Ok(Self::Volume(volume)),
+            (None, Some(vm), None) => Ok(Self::Vm(vm)),
+            (None, None, Some(image)) => Ok(Self::Image(image)),
             _ => {
-                Err(Problem::invalid("can't make a backup", "name a volume or a VM, and one only"))
+                let why = "name a volume, a VM or an image, and one only";
+                Err(Problem::invalid("can't make a backup", why))
             }
         }
     }
@@ -164,6 +174,7 @@ impl BackupOf {
         match self {
             Self::Volume(volume) => volume.as_str(),
             Self::Vm(vm) => vm.as_str(),
+            Self::Image(image) => image.as_str(),
         }
     }
 }
@@ -173,21 +184,33 @@ impl fmt::Display for BackupOf {
         match self {
             Self::Volume(volume) => write!(f, "volume {volume}"),
             Self::Vm(vm) => write!(f, "VM {vm}"),
+            Self::Image(image) => write!(f, "image {image}"),
         }
     }
 }
 
-/// Asks for a backup of a volume or of a VM.
+/// What stands for an image where records and manifests name a volume: both kinds of names have the same form.
+///
+/// # Panics
+/// Never.
+pub fn in_place_of_volume(image: &ImageName) -> VolumeName {
+    VolumeName::new(image.as_str()).expect("both kinds of names have the same form")
+}
+
+/// Asks for a backup of a volume, of a VM or of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewBackup {
-    /// The volume. It may be in use. Either this or a VM is named.
+    /// The volume. It may be in use. Either this, a VM or an image is named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<VolumeName>,
     /// The VM, which has no job. It may run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<VmId>,
-    /// A directory of the home of each disk, or an S3 store.
+    /// The image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageName>,
+    /// A directory of the home of each disk or of the host that has made the image, or an S3 store.
     pub to: BackupTarget,
     /// Also what the target has already is shipped, for example because it was damaged there.
     #[serde(default)]
@@ -211,16 +234,19 @@ pub enum BackupState {
     Deleting,
 }
 
-/// A backup of a volume, as the controller knows it.
+/// A backup, as the controller knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Backup {
-    /// The name of the volume or VM, and the time.
+    /// The name of what it is of, and the time.
     pub name: BackupName,
-    /// The volume; of a VM its root disk.
+    /// The volume; of a VM its root disk, and of an image the image's name.
     pub volume: VolumeName,
     /// The VM that it is of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<VmId>,
+    /// The image that it is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageName>,
     /// Of a VM: the backups of its other disks, which are made, restored and deleted with this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<BackupName>,
@@ -229,7 +255,7 @@ pub struct Backup {
     pub part_of: Option<BackupName>,
     /// Where it is.
     pub at: BackupTarget,
-    /// The volume's home, which ships it; `None`: not asked yet.
+    /// The volume's home, or a host that has the image, which ships it; `None`: not asked yet.
     pub host: Option<HostId>,
     /// How far it is.
     pub state: BackupState,
@@ -255,9 +281,20 @@ pub struct Backup {
     /// The user who has it made; `None`: an admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<BackupUser>,
-    /// It is encrypted at the target with the key of the tenant of the volume or VM.
+    /// It is encrypted at the target with the key of the tenant of the volume, VM or image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypted: bool,
+}
+
+impl Backup {
+    /// What it is of. A part of a VM's backup is of that VM.
+    pub fn of(&self) -> BackupOf {
+        match (&self.vm, &self.image) {
+            (Some(vm), _) => BackupOf::Vm(vm.clone()),
+            (None, Some(image)) => BackupOf::Image(image.clone()),
+            (None, None) => BackupOf::Volume(self.volume.clone()),
+        }
+    }
 }
 
 /// How far a backup is.
@@ -314,6 +351,18 @@ pub struct RestoreVmBackup {
     pub whole: bool,
 }
 
+/// Asks for a new image with what the backup of an image has. The image is there when all bytes were read and checked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RestoreImageBackup {
+    /// The new image.
+    pub image: ImageName,
+    /// The host that makes it; `None`: as for a volume.
+    pub host: Option<HostId>,
+    /// Where the backup is; `None`: where the controller knows it.
+    pub from: Option<BackupTarget>,
+}
+
 /// Has a backup read, and compared with its checksums.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -332,6 +381,9 @@ pub struct LookForBackups {
     pub at: BackupTarget,
     /// The host that looks; `None`: any, which is for S3 stores.
     pub host: Option<HostId>,
+    /// With whose key encrypted ones are read; `None`: of the tenant that may use the target, or else of one's own. Another one than one's own is for admins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<TenantName>,
 }
 
 /// Asks a volume server for the backups at a target. An older one ignores all but the target, and answers with all that each has.
@@ -359,8 +411,11 @@ pub struct ListBackups {
 pub struct FoundBackup {
     /// Its name.
     pub name: BackupName,
-    /// The volume that it is of; `None`: that can't be read.
+    /// The volume that it is of, as in [`Backup`]; `None`: that can't be read.
     pub volume: Option<VolumeName>,
+    /// The image that it is of; `None`: it is of none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageName>,
     /// When the volume was sealed; Unix time.
     pub taken_ms: u64,
     /// The size of the volume's disk.
@@ -523,6 +578,23 @@ pub struct RestoreVolume {
     pub encrypted: bool,
 }
 
+/// Has a host make an image of a backup, when all bytes were read and checked. If there is this image on this layer, that is the answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreImage {
+    /// The backup.
+    pub backup: BackupName,
+    /// Where it is.
+    pub from: BackupTarget,
+    /// The image's new layer.
+    pub layer: LayerId,
+    /// The tenant's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<BackupKey>,
+    /// As in [`RestoreVolume`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
+}
+
 /// A layer of a host that still gets bytes from a backup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoringLayer {
@@ -609,6 +681,17 @@ mod tests {
         let (key, encrypted) = (None, false);
         let all = ListBackups { at, only: None, is_short: false, key, encrypted };
         assert_eq!(serde_json::from_value::<ListBackups>(json).expect("what is asked"), all);
+    }
+
+    #[test]
+    fn a_backup_is_of_one_thing() {
+        let (volume, vm) = (VolumeName::new("data").ok(), VmId::new("web").ok());
+        let image = ImageName::new("golden").ok();
+        let of = BackupOf::one(None, None, image.clone()).expect("one thing");
+        assert_eq!((of.to_string(), of.name()), ("image golden".to_owned(), "golden"));
+        BackupOf::one(volume, None, image.clone()).expect_err("two");
+        BackupOf::one(None, vm, image).expect_err("two");
+        BackupOf::one(None, None, None).expect_err("none");
     }
 
     #[test]

@@ -7,27 +7,30 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::backup::{BackupTarget, BackupUser};
+use crate::backup::{BackupOf, BackupTarget, BackupUser};
 use crate::limits::{BACKUP_EVERY_S, BACKUP_PERIODS};
 use crate::units::format_time;
-use crate::{BackupName, Problem, ScheduleName, VmId, VolumeName};
+use crate::{BackupName, ImageName, Problem, ScheduleName, VmId, VolumeName};
 
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
 /// The first day of Unix time was a Thursday.
 const DAYS_FROM_MONDAY: u64 = 3;
 
-/// Asks for backups of a volume or VM again and again. The same volume or VM with the same target changes the schedule that is there.
+/// Asks for backups of a volume, VM or image again and again. The same thing with the same target changes the schedule that is there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewBackupSchedule {
-    /// The volume. It may be in use. Either this or a VM is named.
+    /// The volume. It may be in use. Either this, a VM or an image is named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<VolumeName>,
     /// The VM, which has no job. It may run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<VmId>,
-    /// A directory of the home of each disk, or an S3 store.
+    /// The image: at each time the one that has this name then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageName>,
+    /// As in [`crate::backup::NewBackup`].
     pub to: BackupTarget,
     /// The time from one backup to the next, in seconds.
     pub every_s: u64,
@@ -188,10 +191,13 @@ pub fn next_after(due_ms: u64, every_s: u64, now_ms: u64) -> u64 {
 pub struct BackupSchedule {
     /// The name of what it is of, and a number if there are several.
     pub name: ScheduleName,
-    /// The volume; `None`: it is of a VM.
+    /// The volume; `None`: it is of a VM or an image.
     pub volume: Option<VolumeName>,
-    /// The VM; `None`: it is of a volume.
+    /// The VM; `None`: it is of a volume or an image.
     pub vm: Option<VmId>,
+    /// The image; `None`: it is of a volume or a VM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageName>,
     /// Where its backups are.
     pub to: BackupTarget,
     /// The time from one backup to the next, in seconds.
@@ -225,11 +231,8 @@ pub struct BackupSchedule {
 impl BackupSchedule {
     /// In words what it is of.
     pub fn of_in_words(&self) -> String {
-        match (&self.volume, &self.vm) {
-            (_, Some(vm)) => format!("VM {vm}"),
-            (Some(volume), None) => format!("volume {volume}"),
-            (None, None) => "nothing".to_owned(),
-        }
+        let of = BackupOf::one(self.volume.clone(), self.vm.clone(), self.image.clone());
+        of.map_or_else(|_| "nothing".to_owned(), |of| of.to_string())
     }
 }
 
@@ -307,6 +310,7 @@ mod tests {
         let ask = |every_s, keep: &str| NewBackupSchedule {
             volume: Some(VolumeName::new("data").expect("a name")),
             vm: None,
+            image: None,
             to: BackupTarget { address: "/srv".to_owned(), endpoint: None },
             every_s,
             keep: rules(keep),

@@ -1,7 +1,10 @@
-//! Backups of volumes, at the pool: what is sealed for one, whether a layer is sound before it is shipped, and how a volume comes from one.
+//! Backups of volumes and images, at the pool: what is sealed for one, whether a layer is sound before it is shipped, and how a volume or an image comes from one.
 //!
 //! **Increments.** The home keeps the newest layer that each target has as it is, so that the next backup ships only what stands on that layer. Layers below it may
 //! be merged here: at the target they stay as they were shipped. While a backup is shipped, all its layers stay.
+//!
+//! **An image** is a sealed layer with a name, which is never merged into another one. Layers below it without a name may be: then a try to ship them ends, and the
+//! next one ships what they have become.
 //!
 //! **A restore** writes what all layers show together into one file, which no catalog names until all of it is there. A start of the server removes such a file.
 //! The layer that is made of it has a new id: whoever can write to the target may not say what the layer of an image or of another volume shows. So the next backup
@@ -15,8 +18,8 @@ use std::sync::Arc;
 
 use perigee_block::device::IoError;
 use perigee_model::replica::SealedReplica;
-use perigee_model::volume::{CachePolicy, VolumeInfo};
-use perigee_model::{LayerId, LeaveSite, OwnerName, Problem, TenantName, VolumeName};
+use perigee_model::volume::{CachePolicy, ImageInfo, VolumeInfo};
+use perigee_model::{ImageName, LayerId, LeaveSite, OwnerName, Problem, TenantName, VolumeName};
 
 use crate::catalog::{self, LayerRow, NewVolume, failed};
 use crate::disk::blocks::index;
@@ -25,6 +28,7 @@ use crate::homes::sealing::Pin;
 use crate::images::import::{TempFile, new_file};
 use crate::layers::checksums::{self, Compared};
 use crate::pool::Pool;
+use crate::pool::imports::Importing;
 use crate::volume::io_problem;
 use crate::work::Work;
 
@@ -80,6 +84,34 @@ impl Pool {
         self.run(move |pool| {
             let what = format!("can't back up what volume {name} had");
             pool.layers_sealed_before(&what, &name, layer)
+        })
+        .await
+    }
+
+    /// What an image has. Nothing is sealed for its backup, and nothing is kept. `leaves_site` is as in [`Self::seal_backup`].
+    ///
+    /// # Errors
+    /// Not found; a conflict when the image may not leave its site, and the backup would.
+    pub async fn image_for_backup(
+        self: &Arc<Self>,
+        name: &ImageName,
+        leaves_site: bool,
+    ) -> Result<ImageForBackup, Problem> {
+        let name = name.clone();
+        self.run(move |pool| {
+            let what = format!("can't back up image {name}");
+            let top = pool.catalog.image(&name).map_err(failed(&what))?;
+            let why = "there is no such image in this pool";
+            let top = top.ok_or_else(|| Problem::not_found(&what, why))?;
+            let rows = pool.catalog.chain(top).map_err(failed(&what))?;
+            let is_confined = rows.iter().any(|row| row.confined);
+            if is_confined && leaves_site {
+                let why = "it, or what it stands on, may not leave its site";
+                return Err(Problem::conflict(what, why));
+            }
+            let size_bytes = rows.first().map_or(0, |row| row.size_bytes);
+            let chain = rows.into_iter().map(|row| row.id).collect();
+            Ok(ImageForBackup { size_bytes, is_confined, chain })
         })
         .await
     }
@@ -156,11 +188,31 @@ impl Pool {
     }
 }
 
-/// The bytes of a volume that come from a backup. Nothing names them yet.
+/// What an image has, for a backup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageForBackup {
+    /// The size of the disk that a client sees.
+    pub size_bytes: u64,
+    /// It may not leave its site.
+    pub is_confined: bool,
+    /// Its layers, topmost first.
+    pub chain: Vec<LayerId>,
+}
+
+/// The bytes of a volume or an image that come from a backup. Nothing names them yet.
 pub struct IncomingVolume {
     temp: TempFile,
     file: Arc<DiskFile>,
     size_bytes: u64,
+}
+
+/// The image that an [`IncomingVolume`] is to become.
+pub struct IncomingImage {
+    what: String,
+    name: ImageName,
+    layer: LayerId,
+    /// Whoever deletes the image ends its restore.
+    importing: Importing,
 }
 
 /// What becomes of an [`IncomingVolume`].
@@ -232,17 +284,61 @@ impl Pool {
         let name = name.clone();
         self.run(move |pool| {
             let what = format!("can't restore volume {name}");
-            let size_bytes = Self::layer_size(&what, size_bytes)?;
             pool.check_names_free(&what, std::slice::from_ref(&name))?;
-            let temp = pool.temp_file();
-            let made = new_file(&temp.0).and_then(|file| {
-                file.set_len(size_bytes)?;
-                Ok(file)
-            });
-            let file = made.map_err(|error| io_problem(&what, &error.into()))?;
-            Ok(IncomingVolume { temp, file: Arc::new(DiskFile::from(file)), size_bytes })
+            pool.new_incoming(&what, size_bytes)
         })
         .await
+    }
+
+    fn new_incoming(&self, what: &str, size_bytes: u64) -> Result<IncomingVolume, Problem> {
+        let size_bytes = Self::layer_size(what, size_bytes)?;
+        let temp = self.temp_file();
+        let made = new_file(&temp.0).and_then(|file| {
+            file.set_len(size_bytes)?;
+            Ok(file)
+        });
+        let file = made.map_err(|error| io_problem(what, &error.into()))?;
+        Ok(IncomingVolume { temp, file: Arc::new(DiskFile::from(file)), size_bytes })
+    }
+
+    /// Makes an image of a backup, as an import does: if the image is deleted meanwhile, the work ends. `None`: the image is there already on this layer.
+    ///
+    /// # Errors
+    /// A conflict when the name or the layer is taken; no space.
+    pub async fn begin_incoming_image(
+        self: &Arc<Self>,
+        name: &ImageName,
+        layer: LayerId,
+        size_bytes: u64,
+        work: &Arc<Work>,
+    ) -> Result<Option<(IncomingVolume, IncomingImage)>, Problem> {
+        let what = format!("can't restore image {name}");
+        let importing = self.imports.begin(name, work);
+        if self.is_imported(&what, name, layer).await? {
+            return Ok(None);
+        }
+        let now = what.clone();
+        let incoming = self.run(move |pool| pool.new_incoming(&now, size_bytes)).await?;
+        let image = IncomingImage { what, name: name.clone(), layer, importing };
+        Ok(Some((incoming, image)))
+    }
+
+    /// All bytes are there: they become the image.
+    ///
+    /// # Errors
+    /// As [`Self::begin_incoming_image`]; unavailable when the work was stopped.
+    pub async fn finish_incoming_image(
+        self: &Arc<Self>,
+        incoming: IncomingVolume,
+        image: IncomingImage,
+        leave_site: LeaveSite,
+        work: Arc<Work>,
+    ) -> Result<ImageInfo, Problem> {
+        let IncomingImage { what, name, layer, importing } = image;
+        let IncomingVolume { temp, size_bytes, .. } = incoming;
+        let confined = leave_site.is_never();
+        self.adopt_new(what, importing, (temp, size_bytes), (&name, layer, confined), work).await?;
+        self.image_info(&name).await
     }
 
     /// All bytes are there: they become a volume on this new layer.

@@ -71,7 +71,7 @@
 //! | What does a server do when a volume leaves it or comes to it? | on the disk: `homes/{handover,arrivals}.rs`; with open sessions: `volume/src/{handover,reopen}.rs` |
 //! | What does a client boot, and when is its clone made or dropped? | `homes/clients.rs` |
 //! | How is a volume sealed while it is in use, for other hosts to copy? | `homes/sealing.rs` |
-//! | What is sealed for a backup, and how does a volume come from one? | `backups.rs`; before its bytes are here: `backups/restoring.rs`; at its target: `volume/src/backups/`; who orders it: `controller/src/storage/backups/` |
+//! | What is sealed for a backup, and how does a volume or an image come from one? | `backups.rs`; before its bytes are here: `backups/restoring.rs`; at its target: `volume/src/backups/`; who orders it: `controller/src/storage/backups/` |
 //! | How is a replica of a volume made, and how does it become the volume? | `homes/replicas.rs`, `controller/src/storage/replicas/` |
 //! | Which data may not leave its site, and who may have it? | `homes/confined.rs` (which data), `volume/src/sites.rs` (who may have it); what the controller does about it: `controller/src/storage/leave_site.rs` |
 
@@ -97,7 +97,7 @@ mod upkeep;
 mod volume;
 mod work;
 
-pub use backups::{IncomingVolume, NewIncoming};
+pub use backups::{ImageForBackup, IncomingImage, IncomingVolume, NewIncoming};
 pub use copies::shared_layers::{Compared, SharedLayers};
 pub use disk::direct::open_direct;
 pub use homes::clients::Grant;

@@ -7,10 +7,9 @@ use perigee_model::backup::{Backup, BackupRoom, BackupTarget, BackupUser};
 use perigee_model::backup_key::BackupKey;
 use perigee_model::limits::TENANT_BACKUP_TARGETS;
 use perigee_model::{HostId, Problem, ProblemKind, TenantName};
-use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
-use super::put_tenant;
+use super::{put_tenant, tokens};
 use crate::cluster::Cluster;
 use crate::cluster::accounts::TenantRecord;
 use crate::level;
@@ -96,6 +95,13 @@ fn check_no_tenants(
     Err(Problem::invalid(what, why).next("choose another target: `perigee tenant info` shows them"))
 }
 
+/// The tenant whose users may have backups made at this target, or at one that overlaps the target.
+pub fn tenant_at(cluster: &Cluster, at: &BackupTarget) -> Option<TenantName> {
+    let accounts = cluster.accounts.read();
+    let has = |tenant: &&TenantRecord| tenant.backup_targets.iter().any(|one| one.overlaps(at));
+    accounts.tenants.values().find(has).map(|tenant| tenant.name.clone())
+}
+
 /// Says where a tenant's users may have backups made. What is at a target that was left out stays there, and counts no more.
 ///
 /// # Errors
@@ -155,19 +161,13 @@ pub async fn set_key(
             Err(Problem::conflict(what, why).next("see it: perigee backup key show"))
         }
         (None, key) => {
-            let key = key.map_or_else(|| new_key(&what), Ok)?;
+            let new = || tokens::random_bytes(&what).map(BackupKey::new);
+            let key = key.map_or_else(new, Ok)?;
             let backup_key = Some(key.clone());
             put_tenant(cluster, TenantRecord { backup_key, ..record }).await?;
             Ok(key)
         }
     }
-}
-
-fn new_key(what: &str) -> Result<BackupKey, Problem> {
-    let mut bytes = [0; BackupKey::BYTES];
-    getrandom(&mut bytes[..], GetRandomFlags::empty())
-        .map_err(|error| Problem::internal(what, format!("no random numbers: {error}")))?;
-    Ok(BackupKey::new(bytes))
 }
 
 /// Refuses an encrypted backup of this thing without a key, and as long as the version before may come back.

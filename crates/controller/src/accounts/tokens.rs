@@ -15,11 +15,16 @@ use crate::cluster::accounts::{TokenRecord, UsedToken, token_key};
 const ID_BYTES: usize = 8;
 const SECRET_BYTES: usize = 32;
 
-fn random<const N: usize>() -> Result<String, Problem> {
+/// Random bytes for a secret.
+pub(super) fn random_bytes<const N: usize>(what: &str) -> Result<[u8; N], Problem> {
     let mut bytes = [0; N];
     getrandom(&mut bytes[..], GetRandomFlags::empty())
-        .map_err(|e| Problem::internal("can't make a token: no random numbers", e))?;
-    Ok(hex(&bytes))
+        .map_err(|error| Problem::internal(what, format!("no random numbers: {error}")))?;
+    Ok(bytes)
+}
+
+fn random<const N: usize>() -> Result<String, Problem> {
+    Ok(hex(&random_bytes::<N>("can't make a token")?))
 }
 
 /// Makes a token of a user. One that the user asks for with a token ends with that one, so that a stolen token does not

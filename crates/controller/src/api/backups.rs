@@ -1,4 +1,5 @@
-//! `/backups`. A user of a tenant sees the backups that the tenant's users have had made; of VMs a member only its own ones. An admin sees all.
+//! `/backups`. A user of a tenant sees the backups that the tenant's users have had made; of VMs a member only its own ones. An admin sees all. A tenant's users back up
+//! the tenant's own images, and admins those that are shared.
 
 use std::sync::Arc;
 
@@ -7,16 +8,16 @@ use axum::extract::{Query, State};
 use perigee_http::{Json, Reply};
 use perigee_model::backup::{
     Backup, BackupTarget, CheckBackup, FoundBackup, LookForBackups, NewBackup, RestoreBackup,
-    RestoreVmBackup, VerifiedBackup,
+    RestoreImageBackup, RestoreVmBackup, VerifiedBackup,
 };
 use perigee_model::backup_schedule::{BackupSchedule, NewBackupSchedule};
-use perigee_model::job::{ClusterVolume, DEFAULT_OWNER, Vm};
+use perigee_model::job::{ClusterImage, ClusterVolume, DEFAULT_OWNER, Vm};
 use perigee_model::tenant::Role;
-use perigee_model::{BackupName, Problem, ScheduleName, VmId, VolumeName};
+use perigee_model::{BackupName, ImageName, Problem, ScheduleName, VmId, VolumeName};
 
 use super::caller::{Caller, Full};
 use super::{Shared, json, to_its_end};
-use crate::accounts::backups::check_target;
+use crate::accounts::backups::{check_target, tenant_at};
 use crate::cluster::Cluster;
 use crate::storage::backups::{self, schedules};
 use crate::vms;
@@ -53,7 +54,11 @@ async fn check_read(
 }
 
 /// A backup that the caller sees.
-async fn seen(cluster: &Cluster, caller: &Caller, name: &BackupName) -> Result<Backup, Problem> {
+pub(super) async fn seen(
+    cluster: &Cluster,
+    caller: &Caller,
+    name: &BackupName,
+) -> Result<Backup, Problem> {
     let known = backups::get(cluster, name).await?;
     match caller.sees_backup(known.by.as_ref(), known.vm.is_some()) {
         true => Ok(known),
@@ -61,13 +66,15 @@ async fn seen(cluster: &Cluster, caller: &Caller, name: &BackupName) -> Result<B
     }
 }
 
-/// The full names of the volume and the VM that are named.
+/// What is to be backed up.
+type Named = (Option<VolumeName>, Option<VmId>, Option<ImageName>);
+
+/// The same with full names.
 async fn named(
     cluster: &Arc<Cluster>,
     caller: &Caller,
-    volume: Option<VolumeName>,
-    vm: Option<VmId>,
-) -> Result<(Option<VolumeName>, Option<VmId>), Problem> {
+    (volume, vm, image): Named,
+) -> Result<Named, Problem> {
     let volume = match volume {
         Some(volume) => Some(caller.seen_name(cluster, &volume).await?),
         None => None,
@@ -76,12 +83,33 @@ async fn named(
         Some(vm) => Some(caller.seen_name(cluster, &vm).await?),
         None => None,
     };
+    let image = match image {
+        Some(image) => Some(own_image(cluster, caller, &image).await?),
+        None => None,
+    };
     volume.iter().for_each(|volume| caller.did(volume.as_str()));
     vm.iter().for_each(|vm| caller.did(vm.as_str()));
-    Ok((volume, vm))
+    image.iter().for_each(|image| caller.did(image.as_str()));
+    Ok((volume, vm, image))
 }
 
-/// Begins a backup of a volume or of a VM, which may be in use; the answer comes at once. Only what the target does not have is shipped.
+/// The full name of an image of the caller's tenant. A backup of a shared one would be a backup of another tenant's.
+async fn own_image(
+    cluster: &Cluster,
+    caller: &Caller,
+    image: &ImageName,
+) -> Result<ImageName, Problem> {
+    let own = caller.seen_name(cluster, image).await?;
+    let meant = caller.image(cluster, image).await?;
+    if meant == own {
+        return Ok(own);
+    }
+    let why = "it is shared with all tenants, so an admin backs it up";
+    Err(Problem::forbidden(format!("can't back up image {meant}"), why)
+        .next("make a volume of it, and back that up: perigee volume create --image"))
+}
+
+/// Begins a backup of a volume or of a VM, which may be in use, or of an image; the answer comes at once. Only what the target does not have is shipped.
 #[utoipa::path(post, path = "/backups", tag = "backups", request_body = NewBackup,
     responses((status = 200, body = Backup)))]
 pub async fn create(
@@ -89,8 +117,8 @@ pub async fn create(
     caller: Caller,
     Json(ask): Json<NewBackup>,
 ) -> Reply<Backup> {
-    let (volume, vm) = named(&cluster, &caller, ask.volume, ask.vm).await?;
-    let (ask, by) = (NewBackup { volume, vm, ..ask }, caller.backup_user());
+    let (volume, vm, image) = named(&cluster, &caller, (ask.volume, ask.vm, ask.image)).await?;
+    let (ask, by) = (NewBackup { volume, vm, image, ..ask }, caller.backup_user());
     json(to_its_end(async move { backups::create(&cluster, ask, by).await }).await?)
 }
 
@@ -182,6 +210,22 @@ pub async fn restore_vm(
     json(to_its_end(made).await?)
 }
 
+/// Makes a new image of the backup of an image. The image is there when all bytes were read and checked.
+#[utoipa::path(post, path = "/backups/{backup}/restore-image", tag = "backups",
+    params(("backup" = String, Path)), request_body = RestoreImageBackup,
+    responses((status = 200, body = ClusterImage)))]
+pub async fn restore_image(
+    State(cluster): Shared,
+    caller: Caller,
+    Full(backup): Full<BackupName>,
+    Json(ask): Json<RestoreImageBackup>,
+) -> Reply<ClusterImage> {
+    let ask = RestoreImageBackup { image: caller.new_image_name(&cluster, &ask.image)?, ..ask };
+    check_read(&cluster, &caller, &backup, ask.from.as_ref()).await?;
+    let made = async move { backups::restore_image(&cluster, &backup, ask).await };
+    json(to_its_end(made).await?)
+}
+
 /// The backups that a host finds at a target, also those that this controller does not know.
 #[utoipa::path(post, path = "/look-for-backups", tag = "backups", request_body = LookForBackups,
     responses((status = 200, body = Vec<FoundBackup>)))]
@@ -193,7 +237,16 @@ pub async fn look(
     if let Some(by) = caller.backup_user() {
         check_target(&cluster, "can't look for backups", Some(&by), &ask.at).await?;
     }
-    let mut all = backups::look(&cluster, &ask, &caller.tenant).await?;
+    let tenant = match &ask.tenant {
+        Some(tenant) => {
+            caller.check_tenant(tenant)?;
+            cluster.accounts.tenant(tenant)?.name
+        }
+        None => tenant_at(&cluster, &ask.at)
+            .filter(|_| caller.is_admin())
+            .unwrap_or_else(|| caller.tenant.clone()),
+    };
+    let mut all = backups::look(&cluster, &ask, &tenant).await?;
     all.retain(|found| caller.sees(found.name.as_str()));
     json(all)
 }
@@ -207,7 +260,7 @@ pub async fn list_schedules(State(cluster): Shared, caller: Caller) -> Reply<Vec
     json(all)
 }
 
-/// Backs up a volume or a VM again and again, from now on; the answer comes at once. The same volume or VM with the same target changes the schedule that is there.
+/// Backs up a volume, a VM or an image again and again, from now on; the answer comes at once. The same thing with the same target changes the schedule that is there.
 #[utoipa::path(post, path = "/backup-schedules", tag = "backups", request_body = NewBackupSchedule,
     responses((status = 200, body = BackupSchedule)))]
 pub async fn set_schedule(
@@ -215,8 +268,8 @@ pub async fn set_schedule(
     caller: Caller,
     Json(ask): Json<NewBackupSchedule>,
 ) -> Reply<BackupSchedule> {
-    let (volume, vm) = named(&cluster, &caller, ask.volume, ask.vm).await?;
-    let (ask, by) = (NewBackupSchedule { volume, vm, ..ask }, caller.backup_user());
+    let (volume, vm, image) = named(&cluster, &caller, (ask.volume, ask.vm, ask.image)).await?;
+    let (ask, by) = (NewBackupSchedule { volume, vm, image, ..ask }, caller.backup_user());
     json(to_its_end(async move { schedules::set(&cluster, ask, by).await }).await?)
 }
 

@@ -173,6 +173,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
     (May::Member,   "POST",   "/v1/backups/{backup}/verify"),
     (May::Member,   "POST",   "/v1/backups/{backup}/restore"),
     (May::Member,   "POST",   "/v1/backups/{backup}/restore-vm"),
+    (May::Member,   "POST",   "/v1/backups/{backup}/restore-image"),
     (May::Member,   "GET",    "/v1/backup-schedules"),
     (May::Member,   "POST",   "/v1/backup-schedules"),
     (May::Member,   "DELETE", "/v1/backup-schedules/{schedule}"),
@@ -243,7 +244,7 @@ pub const TABLE: &[(May, &str, &str)] = &[
 ];
 
 /// What is refused after a restore until each host was heard: the records may be older than what a host has. Drivers wait by themselves.
-const HELD: [(&str, &str); 9] = [
+const HELD: [(&str, &str); 10] = [
     ("DELETE", "/v1/images/{image}"),
     ("DELETE", "/v1/volumes/{volume}"),
     ("POST", "/v1/volumes/{volume}/promote"),
@@ -253,6 +254,7 @@ const HELD: [(&str, &str); 9] = [
     ("POST", "/v1/vms/{vm}/end-unknown"),
     ("POST", "/v1/backups/{backup}/restore"),
     ("POST", "/v1/backups/{backup}/restore-vm"),
+    ("POST", "/v1/backups/{backup}/restore-image"),
 ];
 
 /// Why this is refused after a restore, if it is.

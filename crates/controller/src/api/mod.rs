@@ -141,6 +141,7 @@ fn catalog_routes() -> Routes {
         .routes(routes!(backups::verify))
         .routes(routes!(backups::restore))
         .routes(routes!(backups::restore_vm))
+        .routes(routes!(backups::restore_image))
         .routes(routes!(backups::look))
         .routes(routes!(backups::list_schedules, backups::set_schedule))
         .routes(routes!(backups::end_schedule))

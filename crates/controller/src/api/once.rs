@@ -26,21 +26,22 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::callers::matched;
-use super::{Caller, networks as of_networks};
+use super::{Caller, backups as of_backups, networks as of_networks};
 use crate::cluster::Cluster;
 use crate::hash::hex;
 use crate::records::asked::{self, Ask, Begun};
 use crate::records::{ImageRecord, VolumeRecord, image_key, vm_of, volume_key};
-use crate::storage::{backups, images, volumes};
+use crate::storage::{images, volumes};
 use crate::{accounts, jobs, rentals, vms};
 
 /// The header with the key.
 pub const HEADER: &str = "Idempotency-Key";
 
 /// The paths of POST requests that take a key. Each answers with what it has made.
-pub const ROUTES: [&str; 12] = [
+pub const ROUTES: [&str; 13] = [
     "/v1/backups",
     "/v1/backups/{backup}/restore",
+    "/v1/backups/{backup}/restore-image",
     "/v1/backups/{backup}/restore-vm",
     "/v1/images",
     "/v1/jobs",
@@ -235,14 +236,7 @@ async fn again(cluster: &Arc<Cluster>, caller: &Caller, made: &str) -> Result<Ag
         "images" => image_again(cluster, name).await,
         "networks" => is(of_networks::shown(cluster, caller, &named(name)?).await?),
         "rentals" => is(rentals::get(cluster, &named(name)?)?),
-        "backups" => {
-            let known = backups::get(cluster, &named(name)?).await?;
-            // As with jobs.
-            if !caller.sees_backup(known.by.as_ref(), known.vm.is_some()) {
-                return Err(backups::unknown(&known.name));
-            }
-            is(known)
-        }
+        "backups" => is(of_backups::seen(cluster, caller, &named(name)?).await?),
         "tenants" => is(accounts::tenant(cluster, &named(name)?).await?),
         _ => Err(Problem::internal("can't answer again", format!("a request has made {made:?}"))),
     }

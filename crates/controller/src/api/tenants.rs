@@ -14,6 +14,7 @@ use super::caller::Caller;
 use super::{Name, Shared, json, to_its_end};
 use crate::accounts;
 use crate::cluster::Cluster;
+use crate::storage::backups;
 use crate::tenants;
 
 /// A tenant and one of its users, in a path.
@@ -133,7 +134,7 @@ pub async fn set_quota(
     json(to_its_end(change).await?)
 }
 
-/// Says where a tenant's users may have backups made. No backups of others may be there. What is at a target that is left out stays there, and counts no more.
+/// Says where a tenant's users may have backups made. No backups of others may be there: those that the controller knows are named. What is at a target that is left out stays there, and counts no more.
 #[utoipa::path(put, path = "/tenants/{tenant}/backup-targets", tag = "tenants",
     params(("tenant" = String, Path)), request_body = TenantBackupTargets,
     responses((status = 200, body = Tenant)))]
@@ -143,6 +144,7 @@ pub async fn set_backup_targets(
     Json(ask): Json<TenantBackupTargets>,
 ) -> Reply<Tenant> {
     let change = async move {
+        backups::check_no_others(&cluster, &tenant, &ask.targets).await?;
         accounts::backups::set_targets(&cluster, &tenant, ask.targets).await?;
         accounts::tenant(&cluster, &tenant).await
     };

@@ -29,6 +29,8 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// How long a backup waits for a write of the controller to the store.
 const STORE_WAIT: Duration = Duration::from_secs(30);
 
+/// So much damage is named.
+const DAMAGED_MAX: usize = 100;
 /// What a kill has left is removed after so long.
 const LEFTOVER_KEPT: Duration = Duration::from_secs(24 * 3600);
 
@@ -40,6 +42,8 @@ pub struct Made {
     /// Files of users whose contents are on the controller's disk and not in the backup.
     pub left_out_files: u64,
     pub left_out_bytes: u64,
+    /// Damage of jobs' logs and samples on the controller's disk, which is in the backup as it is there.
+    pub damaged: Vec<String>,
 }
 
 /// Backs up the controller with this state, which may run. `to` is the new file, or a directory in which it gets the present time as its name.
@@ -88,10 +92,11 @@ pub fn make(state: &Path, to: &Path, with_files: bool) -> Result<Made, Problem> 
             backup.walk(state, name, with_files)?;
         }
         let (left_out_files, left_out_bytes) = (backup.left_out_files, backup.left_out_bytes);
+        let damaged = std::mem::take(&mut backup.damaged);
         let bytes = backup.end()?;
         publish(&part.0, &file)?;
         sync_directory(&file)?;
-        Ok(Made { file: file.clone(), bytes, left_out_files, left_out_bytes })
+        Ok(Made { file: file.clone(), bytes, left_out_files, left_out_bytes, damaged })
     };
     write().map_err(failed)
 }
@@ -189,12 +194,14 @@ struct Writing {
     listed: Vec<Listed>,
     left_out_files: u64,
     left_out_bytes: u64,
+    damaged: Vec<String>,
 }
 
 impl Writing {
     fn begin(file: File, header: &Header) -> io::Result<Self> {
         let tar = tar::Builder::new(BufWriter::with_capacity(BUFFER_BYTES, file));
-        let mut new = Self { tar, listed: Vec::new(), left_out_files: 0, left_out_bytes: 0 };
+        let (listed, damaged) = (Vec::new(), Vec::new());
+        let mut new = Self { tar, listed, left_out_files: 0, left_out_bytes: 0, damaged };
         let header = serde_json::to_vec(header)?;
         new.add(HEADER, header.len() as u64, &header[..])?;
         Ok(new)
@@ -220,6 +227,9 @@ impl Writing {
             // What was not recorded of a job's log may be cut off while it is read. Such a file is small.
             let mut bytes = Vec::new();
             Read::read_to_end(&mut &*file, &mut bytes)?;
+            let line = job_files::damage_in(path, &bytes);
+            let line = line.filter(|_| self.damaged.len() < DAMAGED_MAX);
+            self.damaged.extend(line.map(|line| format!("{path}: line {line} can't be read")));
             let length = bytes.len() as u64;
             (length, self.add(path, length, &bytes[..])?)
         } else {

@@ -35,8 +35,8 @@ use perigee_model::{JobId, Problem};
 use crate::records::{JobRecord, LogKept, state_problem};
 
 pub use sample_file::SampleFile;
-use segments::Segments;
 pub use segments::{LOG_BYTES_MAX, LogPart, MESSAGES_PER_PIECE, size_of};
+use segments::{Segments, damaged_line};
 
 /// The directory in the state directory.
 pub const JOBS: &str = "jobs";
@@ -73,6 +73,8 @@ pub struct JobDirectory {
     is_made: AtomicBool,
     /// Writes are made one after the other, also when nobody waits for one any more. The log as it was last written, if that is known.
     log: Mutex<Option<Segments>>,
+    /// The same of the samples, which do not wait for the log.
+    samples: Mutex<()>,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -100,6 +102,15 @@ pub fn hold(state_dir: &Path) -> io::Result<Option<File>> {
         Ok(dir) => dir.lock_shared().map(|()| Some(dir)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// The number of a damaged line ([`damaged_line`]) in the text of a file, which has this path below the state directory.
+pub fn damage_in(path: &str, text: &[u8]) -> Option<usize> {
+    match path.split('/').collect::<Vec<_>>()[..] {
+        [_, _, LOG, _] => damaged_line::<LogLine>(text),
+        [_, _, SAMPLES] => damaged_line::<Sample>(text),
+        _ => None,
     }
 }
 
@@ -131,6 +142,7 @@ impl JobFiles {
             files: self.clone(),
             is_made: AtomicBool::new(false),
             log: Mutex::default(),
+            samples: Mutex::default(),
         });
         used.insert(name, Arc::downgrade(&made));
         made
@@ -202,7 +214,7 @@ impl JobDirectory {
             Some(_) => Ok(true),
             None => of.path.join(LOG).try_exists(),
         };
-        self.with_files("read", LOG, act).await
+        self.with_log("read", act).await
     }
 
     /// Adds lines to the log, whose numbers grow. Returns what the record is to say of the log, and whether the log was just opened or made. All
@@ -227,7 +239,7 @@ impl JobDirectory {
             }
             Ok((log.limited(kept), is_new))
         };
-        self.with_files("write", LOG, act).await
+        self.with_log("write", act).await
     }
 
     fn open_log(&self, older: &[LogLine]) -> io::Result<Segments> {
@@ -253,8 +265,7 @@ impl JobDirectory {
 
     /// Its samples; `None` if they are not in files.
     pub async fn samples(self: &Arc<Self>) -> Result<Option<SampleFile>, Problem> {
-        let act = |of: &Self, _: &mut Option<Segments>| sample_file::read(&of.path.join(SAMPLES));
-        self.with_files("read", SAMPLES, act).await
+        self.with_samples("read", |of| sample_file::read(&of.path.join(SAMPLES))).await
     }
 
     /// Appends samples to a file of this length. Returns its length afterwards.
@@ -264,42 +275,54 @@ impl JobDirectory {
         samples: Vec<Sample>,
         is_synced: bool,
     ) -> Result<u64, Problem> {
-        let act = move |of: &Self, _: &mut Option<Segments>| {
+        let act = move |of: &Self| {
             of.check_room()?;
             sample_file::append(&of.path.join(SAMPLES), length, &samples, is_synced)
         };
-        self.with_files("write", SAMPLES, act).await
+        self.with_samples("write", act).await
     }
 
     /// Replaces the samples, which are on the disk then. Returns the length of the file.
     pub async fn set_samples(self: &Arc<Self>, samples: Vec<Sample>) -> Result<u64, Problem> {
-        let act = move |of: &Self, _: &mut Option<Segments>| {
+        let act = move |of: &Self| {
             of.check_room()?;
             of.make()?;
             sample_file::replace(&of.path.join(SAMPLES), &samples)
         };
-        self.with_files("write", SAMPLES, act).await
+        self.with_samples("write", act).await
     }
 
     /// Removes the samples; the log stays.
     pub async fn remove_samples(self: &Arc<Self>) -> Result<(), Problem> {
-        let act = |of: &Self, _: &mut Option<Segments>| match fs::remove_file(of.path.join(SAMPLES))
-        {
+        let act = |of: &Self| match fs::remove_file(of.path.join(SAMPLES)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         };
-        self.with_files("remove", SAMPLES, act).await
+        self.with_samples("remove", act).await
     }
 
-    /// Does something when it is the turn. After an error the log is opened anew.
-    async fn with_files<T: Send + 'static>(
+    /// Does something with the samples when it is the turn.
+    async fn with_samples<T: Send + 'static>(
         self: &Arc<Self>,
         does: &str,
-        file: &str,
+        act: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let own = Arc::clone(self);
+        off_thread(self.what(does, SAMPLES), move || {
+            let _turn = lock(&own.samples);
+            act(&own).inspect_err(|_| own.is_made.store(false, Ordering::Relaxed))
+        })
+        .await
+    }
+
+    /// Does something with the log when it is the turn. After an error the log is opened anew.
+    async fn with_log<T: Send + 'static>(
+        self: &Arc<Self>,
+        does: &str,
         act: impl FnOnce(&Self, &mut Option<Segments>) -> io::Result<T> + Send + 'static,
     ) -> Result<T, Problem> {
         let own = Arc::clone(self);
-        off_thread(self.what(does, file), move || {
+        off_thread(self.what(does, LOG), move || {
             let mut log = lock(&own.log);
             let done = act(&own, &mut log);
             if done.is_err() {

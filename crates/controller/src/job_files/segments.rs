@@ -267,6 +267,22 @@ pub fn lines_of<T: DeserializeOwned>(
     lines.filter_map(|(end, line)| Some((end, line?)))
 }
 
+/// The first line, counted from 1, that can't be read and has one after it that can be: no torn end is so, unless a power cut has torn the last lines and the controller
+/// has not cut them off yet. Who reads the file leaves the line out, or all from there on.
+pub fn damaged_line<T: DeserializeOwned>(text: &[u8]) -> Option<usize> {
+    let lines = text.split_inclusive(|byte| *byte == b'\n');
+    let is_line = |line: &[u8]| line.ends_with(b"\n") && serde_json::from_slice::<T>(line).is_ok();
+    let mut first = None;
+    for (number, line) in (1..).zip(lines) {
+        match (is_line(line), first) {
+            (false, None) => first = Some(number),
+            (true, Some(_)) => return first,
+            _ => {}
+        }
+    }
+    None
+}
+
 /// Where the first line with a higher number begins, or an earlier one. The numbers grow, so few lines are looked at.
 fn begin_after(text: &[u8], after: u64) -> usize {
     #[derive(Deserialize)]
@@ -415,6 +431,25 @@ mod tests {
         }
         let by_size = read_after(&log, 0, (usize::MAX, 10 << 10)).expect("read").expect("a log");
         assert_eq!((by_size.lines.len(), by_size.is_cut), (2, true));
+    }
+
+    #[test]
+    fn a_line_that_can_t_be_read_is_damage_if_another_one_comes_after_it() {
+        let text = |line: &LogLine| serde_json::to_string(line).expect("JSON") + "\n";
+        let lines: Vec<String> = numbered([1, 2, 3]).iter().map(text).collect();
+        let (one, two, whole) = (lines[0].len(), lines[..2].concat().len(), lines.concat());
+        let damaged = |bytes: &[u8]| damaged_line::<LogLine>(bytes);
+        let flipped = |at: usize| {
+            let mut bytes = whole.clone().into_bytes();
+            bytes[at] ^= 0x80;
+            damaged(&bytes)
+        };
+        assert_eq!(damaged(whole.as_bytes()), None);
+        assert_eq!((flipped(2), flipped(one + 2)), (Some(1), Some(2)));
+        assert_eq!(flipped(one - 1), Some(1), "two lines in one");
+        // What an append or a power cut has torn.
+        assert_eq!((flipped(two + 2), damaged(&whole.as_bytes()[..two + 5])), (None, None));
+        assert_eq!(damaged(&[&whole.as_bytes()[..two], &[0; 8]].concat()), None);
     }
 
     #[test]

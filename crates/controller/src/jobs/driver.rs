@@ -130,7 +130,7 @@ pub async fn drive(cluster: Arc<Cluster>, id: JobId) -> Result<(), Problem> {
 }
 
 async fn drive_as<D: Drives>(cluster: &Arc<Cluster>, id: &JobId) -> Result<(), Problem> {
-    let mut intents = cluster.records.watch(&job_intent_key(id));
+    let mut intents = cluster.records.watch_key(&job_intent_key(id));
     let news = News::of(cluster, id);
     let Some(mut run) = D::load(cluster, id).await? else { return Ok(()) };
     run.apply_intent().await?;

@@ -397,7 +397,7 @@ pub async fn get(cluster: &Cluster, id: &JobId) -> Result<Job, Problem> {
 /// `NotFound` if there is no such job, or when it is deleted.
 pub async fn when_ended(cluster: &Cluster, id: &JobId, wait: Duration) -> Result<Job, Problem> {
     let begun = Instant::now();
-    let mut changes = cluster.records.watch(&job_key(id));
+    let mut changes = cluster.records.watch_key(&job_key(id));
     loop {
         let job = get(cluster, id).await?;
         let left = wait.saturating_sub(begun.elapsed());

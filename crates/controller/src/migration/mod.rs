@@ -79,7 +79,7 @@ pub async fn forget_old(cluster: &Cluster, vm: &VmId, settled: u32) -> Result<()
 /// If the store fails. The caller tries again.
 pub async fn drive(cluster: Arc<Cluster>, vm: VmId, number: u32) -> Result<(), Problem> {
     let intent_key = migration_intent_key(&vm, number);
-    let mut intents = cluster.records.watch(&intent_key);
+    let mut intents = cluster.records.watch_key(&intent_key);
     loop {
         let Some(record) = cluster.own_migration(&vm, number).await? else {
             cluster.lanes.leave(&name_of(&vm, number)?);

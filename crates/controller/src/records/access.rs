@@ -247,6 +247,11 @@ impl Records {
         self.store.watch(prefix)
     }
 
+    /// The writes of this key, from now on.
+    pub fn watch_key(&self, key: &str) -> Watch {
+        self.store.watch(key).of_key(key)
+    }
+
     /// Takes a record as its only owner.
     pub async fn own<T: Serialize + DeserializeOwned>(
         &self,

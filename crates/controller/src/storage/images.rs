@@ -9,23 +9,26 @@ mod imports;
 mod sources;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::slice;
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use perigee_model::job::ClusterImage;
 use perigee_model::leave_site::{FindLayers, FoundLayers};
 use perigee_model::volume::{CopyImage, DeletedImage, ImageInfo, Keep, Snapshot, VolumeInfo};
 use perigee_model::{
-    DiskRole, HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, TenantName, VolumeName,
+    BackupName, DiskRole, HostId, ImageName, LayerId, Problem, ProblemKind, SiteId, TenantName,
+    VolumeName,
 };
 
 use crate::accounts;
 use crate::cluster::{Cluster, HostLink};
-use crate::records::{ImageRecord, PlacedDisk, asked, image_key};
+use crate::records::{ImageRecord, PendingImport, PlacedDisk, asked, image_key};
 use crate::storage::volumes::{self, or_silent, reachable};
 use crate::storage::{backups, left_behind};
 
 pub use ensure::{NoCopy, ensure};
-pub use imports::{finish_imports, import, import_inputs, upload};
+pub use imports::{finish_imports, import, import_inputs, restore, upload};
 pub use sources::replace_lost_sources;
 
 use imports::end_import;
@@ -314,6 +317,55 @@ async fn ask_for_copy(
         layer: Some(layer),
     };
     to.volume.post(&format!("/v1/images/{name}/copy"), &ask).await
+}
+
+/// A host that has all of an image: the preferred one, or else the one that has made the image. Another one only if that one has not all of it, or does not answer
+/// and `may_be_any` is said.
+///
+/// # Errors
+/// `NotFound` if there is no such image; `Unavailable` if such a host does not answer.
+pub async fn whole_at(
+    cluster: &Cluster,
+    name: &ImageName,
+    preferred: Option<&HostId>,
+    may_be_any: bool,
+) -> Result<Arc<HostLink>, Problem> {
+    let layer = layer_of(cluster, name).await?;
+    let record: Option<ImageRecord> = cluster.records.read(&image_key(name)).await?;
+    if let Some(import) = record.as_ref().and_then(|record| record.import.as_ref()) {
+        return Err(being_imported(name, &import.host));
+    }
+    let first = preferred.or(record.as_ref().and_then(|record| record.made_at.as_ref()));
+    let (mut found, silent) = look(cluster).await;
+    if let Some(first) = first.filter(|first| !may_be_any && silent.contains(first)) {
+        let why = format!("{} does not answer", in_words(slice::from_ref(first)));
+        return Err(Problem::unavailable(format!("image {name}"), why)
+            .next("bring the host back, or see `perigee host list`"));
+    }
+    found.retain(|found| {
+        let Found { info, .. } = found;
+        let is_it = info.name == *name && info.layer == layer && info.remote.is_none();
+        is_it && !contents::is_bad(record.as_ref(), info)
+    });
+    found.sort_by_key(|found| (Some(&found.host) != first, found.host.clone()));
+    let Some(best) = found.first() else {
+        let why = "no host that answers has all of it";
+        return Err(Problem::unavailable(format!("image {name}"), why)
+            .next("bring its hosts back, or see `perigee image list`"));
+    };
+    reachable(cluster, &best.host)
+}
+
+/// An image that is being made of this backup.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn made_of(cluster: &Cluster, backup: &BackupName) -> Result<Option<ImageName>, Problem> {
+    let records = cluster.records.list::<ImageRecord>("images/").await?;
+    let is_of =
+        |import: &PendingImport| import.backup.as_ref().is_some_and(|of| of.backup == *backup);
+    let mut made = records.into_iter().filter(|record| record.import.as_ref().is_some_and(is_of));
+    Ok(made.next().map(|record| record.name))
 }
 
 /// Makes sure that each host of a site that is up has a copy, which gets its blocks in the background.

@@ -42,6 +42,7 @@ contract!(
         a_list_is_in_order_and_stays_in_its_prefix,
         a_list_goes_on_after_a_key_and_ends_at_its_limit,
         a_watcher_sees_its_prefix_in_order,
+        a_watcher_of_a_key_sees_no_longer_keys,
         a_slow_watcher_is_told_that_it_missed_changes,
         one_of_many_racing_writers_wins,
         state_is_there_after_opening_again,
@@ -159,6 +160,19 @@ async fn a_watcher_sees_its_prefix_in_order(fixture: &impl Fixture) {
         });
     }
     assert_eq!(seen, [Some((json!(1), first)), Some((json!(2), second)), None]);
+}
+
+async fn a_watcher_of_a_key_sees_no_longer_keys(fixture: &impl Fixture) {
+    let store = fixture.open();
+    let mut watch = store.watch("a/web").of_key("a/web");
+    let longer = put(&*store, "a/web2", 1).await;
+    let deleted = store.compare_and_swap("a/web2", Some(longer), Write::Delete).await;
+    assert!(matches!(deleted.expect("swap"), Swap::Done(_)));
+    put(&*store, "a/web", 2).await;
+    match watch.next().await {
+        Some(Change::Put(entry)) => assert_eq!((&*entry.key, entry.value), ("a/web", json!(2))),
+        other => panic!("not its write: {other:?}"),
+    }
 }
 
 async fn a_slow_watcher_is_told_that_it_missed_changes(fixture: &impl Fixture) {

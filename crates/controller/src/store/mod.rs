@@ -118,19 +118,36 @@ pub trait Store: Send + Sync + 'static {
     fn watch(&self, prefix: &str) -> Watch;
 }
 
-/// Changes below one prefix.
+/// Changes below one prefix, or of one key.
 #[derive(Debug)]
 pub struct Watch {
     changes: broadcast::Receiver<Change>,
+    /// Other keys are left out.
+    only: Option<String>,
 }
 
 impl Watch {
+    /// Only the changes of this key: `jobs/web` is also a prefix of `jobs/web2`.
+    pub fn of_key(self, key: &str) -> Self {
+        Self { only: Some(key.to_owned()), ..self }
+    }
+
     /// Waits for the next change; `None` if the store is closed.
     pub async fn next(&mut self) -> Option<Change> {
-        match self.changes.recv().await {
-            Ok(change) => Some(change),
-            Err(broadcast::error::RecvError::Lagged(_)) => Some(Change::Missed),
-            Err(broadcast::error::RecvError::Closed) => None,
+        loop {
+            let change = match self.changes.recv().await {
+                Ok(change) => change,
+                Err(broadcast::error::RecvError::Lagged(_)) => Change::Missed,
+                Err(broadcast::error::RecvError::Closed) => return None,
+            };
+            let key = match &change {
+                Change::Put(entry) => Some(&entry.key),
+                Change::Deleted(key) => Some(key),
+                Change::Missed => None,
+            };
+            if key.is_none() || self.only.is_none() || key == self.only.as_ref() {
+                return Some(change);
+            }
         }
     }
 }

@@ -189,7 +189,7 @@ impl Store for SqliteStore {
         watchers.retain(|_, watcher| watcher.receiver_count() > 0);
         let watcher =
             watchers.entry(prefix.to_owned()).or_insert_with(|| broadcast::channel(CHANGES_KEPT).0);
-        Watch { changes: watcher.subscribe() }
+        Watch { changes: watcher.subscribe(), only: None }
     }
 }
 

@@ -303,6 +303,37 @@ async fn a_log_in_a_backup_is_never_shorter_than_the_store_in_it_says() {
     }
 }
 
+/// Lines after the damaged one would be taken for a torn end, and cut off.
+#[tokio::test]
+async fn damage_in_the_last_segment_of_a_log_is_named_by_a_backup() {
+    let state = tempfile::tempdir().expect("a directory");
+    crate::authority(state.path()).expect("an authority");
+    drop(SqliteStore::open(&state.path().join("state.db")).expect("a store"));
+    let id = JobId::new("q-0001").expect("a name");
+    let files = JobFiles::new(state.path()).of(&id, 1);
+    let line = |seq: u64| LogLine {
+        seq,
+        uptime_ms: 0,
+        stream: LogStream::Stdout,
+        line: "said".to_owned(),
+        continues: false,
+        arrived_ms: 0,
+        rank: None,
+    };
+    let lines = (1..=3).map(line).collect();
+    files.add_lines(Vec::new(), lines, LogKept::default()).await.expect("added");
+    let to = tempfile::tempdir().expect("a directory");
+    let sound = make(state.path(), &to.path().join("sound"), false).expect("a backup");
+    assert!(sound.damaged.is_empty(), "{sound:?}");
+    let segment = state.path().join("jobs/q-0001.1/log/00000000000000000001");
+    let mut bytes = std::fs::read(&segment).expect("the segment");
+    bytes[2] ^= 0x80;
+    std::fs::write(&segment, bytes).expect("damaged");
+    let damaged = make(state.path(), &to.path().join("damaged"), false).expect("a backup");
+    let named = "jobs/q-0001.1/log/00000000000000000001: line 1 can't be read";
+    assert_eq!(damaged.damaged, [named]);
+}
+
 #[tokio::test]
 async fn a_restored_controller_has_the_logs_and_samples_and_goes_on_with_them() {
     let mut lab = Lab::up().await;

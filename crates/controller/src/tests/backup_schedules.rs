@@ -15,10 +15,11 @@ use crate::vms;
 pub const TO: &str = "/srv/backups";
 const DAY_MS: u64 = 86_400_000;
 
-fn ask(keep: &str) -> NewBackupSchedule {
+pub fn ask(keep: &str) -> NewBackupSchedule {
     NewBackupSchedule {
         volume: Some(data_volume()),
         vm: None,
+        image: None,
         to: BackupTarget { address: TO.to_owned(), endpoint: None },
         every_s: 3600,
         keep: keep.parse::<Keep>().expect("rules").0,
@@ -27,7 +28,7 @@ fn ask(keep: &str) -> NewBackupSchedule {
 }
 
 impl Lab {
-    async fn schedule(&self) -> BackupSchedule {
+    pub async fn schedule(&self) -> BackupSchedule {
         let mut all = schedules::list(&self.cluster).await.expect("schedules");
         assert_eq!(all.len(), 1, "{all:?}");
         all.remove(0)
@@ -38,7 +39,7 @@ impl Lab {
     }
 
     /// The schedule's next backup is due at this time.
-    async fn is_due(&self, at_ms: u64) {
+    pub async fn is_due(&self, at_ms: u64) {
         let _turn = TURN.lock().await;
         let key = schedule_key(&self.schedule().await.name);
         let owned = self.cluster.records.own::<ScheduleRecord>(&key).await.expect("the store");
@@ -251,8 +252,8 @@ async fn a_backup_in_an_s3_store_is_deleted_by_another_host_if_its_own_is_away()
     let lab = Lab::up().await;
     lab.home.inside().pool_free_bytes = Some(1 << 40);
     let to = BackupTarget { address: "s3://bucket".to_owned(), endpoint: None };
-    let new =
-        NewBackup { volume: Some(data_volume()), vm: None, to, whole: false, encrypted: false };
+    let (vm, image, whole, encrypted) = Default::default();
+    let new = NewBackup { volume: Some(data_volume()), vm, image, to, whole, encrypted };
     let begun = backups::create(&lab.cluster, new, None).await.expect("a backup");
     let done = lab.ended(&begun).await;
     assert_eq!((done.state, done.host.as_ref()), (BackupState::Completed, Some(&lab.cloud.id)));

@@ -149,7 +149,8 @@ async fn a_job_waits_for_the_silent_host_that_has_its_image() {
 async fn a_job_waits_for_the_image_that_is_being_imported() {
     let lab = Lab::up().await;
     let importing = lab.cluster.index.begin_import(&name("db")).expect("nobody imports it");
-    let import = PendingImport { host: lab.home.id.clone(), source: "/a".into(), format: None };
+    let (host, source) = (lab.home.id.clone(), "/a".into());
+    let import = PendingImport { host, source, format: None, backup: None };
     let record = ImageRecord {
         layer: Some(other_layer()),
         import: Some(import),

@@ -20,6 +20,7 @@ mod faults;
 mod from_backup;
 mod gangs;
 mod gone;
+mod image_backups;
 mod images;
 mod inputs;
 mod job_files;

@@ -3,13 +3,13 @@
 use perigee_http::Client;
 use perigee_model::backup::{
     Backup, BackupState, BackupTarget, BackupUser, FoundBackup, LookForBackups, NewBackup,
-    RestoreBackup,
+    RestoreBackup, RestoreImageBackup,
 };
 use perigee_model::backup_key::BackupKey;
 use perigee_model::backup_schedule::{BackupSchedule, NewBackupSchedule};
-use perigee_model::job::ClusterVolume;
+use perigee_model::job::{ClusterImage, ClusterVolume};
 use perigee_model::tenant::{Quota, SetBackupKey, Tenant, TenantBackupKey, TenantBackupTargets};
-use perigee_model::{BackupName, Problem, ProblemKind, VmId};
+use perigee_model::{BackupName, ImageName, Problem, ProblemKind, VmId};
 
 use super::tenants::{Tenants, is_kind, new_volume, tenant, user_name, volume};
 use super::wait_for;
@@ -25,7 +25,8 @@ fn at(address: &str) -> BackupTarget {
 }
 
 fn of(name: &str, to: &str) -> NewBackup {
-    NewBackup { volume: Some(volume(name)), vm: None, to: at(to), whole: false, encrypted: false }
+    let (vm, image, whole, encrypted) = Default::default();
+    NewBackup { volume: Some(volume(name)), vm, image, to: at(to), whole, encrypted }
 }
 
 impl Tenants {
@@ -197,7 +198,7 @@ async fn an_operator_of_a_tenant_finds_its_backups_at_a_target_and_no_others() {
         there.insert(BackupName::new("blue~data-1").expect("a name"), other);
     }
     let look = async |by: &Client, to: &str| {
-        let ask = LookForBackups { at: at(to), host: done.host.clone() };
+        let ask = LookForBackups { at: at(to), host: done.host.clone(), tenant: None };
         by.post::<Vec<FoundBackup>>("/v1/look-for-backups", &ask).await
     };
     let found = look(&tenants.ann, TO).await.expect("a list");
@@ -297,18 +298,131 @@ async fn a_host_that_was_started_again_gets_the_key_for_what_is_still_to_come() 
     host.inside().restores.layers[0].lacks_key = true;
     wait_for("the key", async || {
         let inside = host.inside();
-        let has = !inside.restores.layers[0].lacks_key && inside.backups.keys == [made.key.clone()];
+        let has = !inside.restores.layers[0].lacks_key && inside.backups.keys.contains(&made.key);
         has.then_some(())
     })
     .await;
+}
+
+/// The controller was restored from an older state.
+#[tokio::test]
+async fn a_host_gets_the_key_again_though_the_record_of_the_restore_was_lost() {
+    let tenants = Tenants::with_backups(&["data"]).await;
+    let path = "/v1/tenants/acme/backup-key";
+    let made: TenantBackupKey =
+        tenants.ann.put(path, &SetBackupKey { key: None }).await.expect("a key");
+    let ask = NewBackup { encrypted: true, ..of("data", TO) };
+    let done = tenants.back_up(&tenants.amy, &ask).await;
+    let ask = RestoreBackup { volume: volume("copy"), host: None, from: None, whole: false };
+    let path = format!("/v1/backups/{}/restore", done.name);
+    let _: ClusterVolume = tenants.amy.post(&path, &ask).await.expect("a copy");
+    tenants.lab.cluster.records.remove_all("restores/").await.expect("lost");
+    tenants.admin.delete(&format!("/v1/backups/{}?forget=true", done.name)).await.expect("lost");
+    let mut hosts = [&tenants.lab.home, &tenants.lab.cloud].into_iter();
+    let host = hosts.find(|host| done.host.as_ref() == Some(&host.id)).expect("its host");
+    host.inside().restores.layers[0].lacks_key = true;
+    wait_for("the key", async || (!host.inside().restores.layers[0].lacks_key).then_some(())).await;
+    assert!(host.inside().backups.keys.iter().all(|key| *key == made.key));
+    // A host that has nothing of the tenant may have been broken into.
+    let other = [&tenants.lab.home, &tenants.lab.cloud].into_iter().find(|one| one.id != host.id);
+    let other = other.expect("the other host");
+    let mut layer = host.inside().restores.layers[0].clone();
+    layer.lacks_key = true;
+    other.inside().restores.layers.push(layer);
+    host.inside().backups.keys.clear();
+    host.inside().restores.layers[0].lacks_key = true;
+    for round in ["one round", "another one"] {
+        wait_for(round, async || (!host.inside().backups.keys.is_empty()).then_some(())).await;
+        host.inside().backups.keys.clear();
+        host.inside().restores.layers[0].lacks_key = true;
+    }
+    assert!(other.inside().backups.keys.is_empty());
+}
+
+#[tokio::test]
+async fn an_admin_lists_a_tenant_s_target_with_the_tenant_s_key() {
+    let tenants = Tenants::with_backups(&[]).await;
+    let path = "/v1/tenants/acme/backup-key";
+    let made: TenantBackupKey =
+        tenants.ann.put(path, &SetBackupKey { key: None }).await.expect("a key");
+    let look = async |by: &Client, to: &str, of: Option<&str>| {
+        let host = Some(tenants.lab.home.id.clone());
+        let ask = LookForBackups { at: at(to), host, tenant: of.map(tenant) };
+        by.post::<Vec<FoundBackup>>("/v1/look-for-backups", &ask).await
+    };
+    look(&tenants.admin, TO, None).await.expect("a list");
+    look(&tenants.admin, "/srv/admins", None).await.expect("a list");
+    look(&tenants.admin, "/srv/admins", Some("acme")).await.expect("a list");
+    let used = tenants.lab.home.inside().backups.listed_with.clone();
+    assert_eq!(used, [Some(made.key.clone()), None, Some(made.key)]);
+    is_kind(look(&tenants.admin, TO, Some("void")).await, ProblemKind::NotFound);
+    is_kind(look(&tenants.bob, TO, Some("acme")).await, ProblemKind::Forbidden);
+}
+
+#[tokio::test]
+async fn a_tenant_gets_no_target_where_backups_of_others_are() {
+    let tenants = Tenants::up().await;
+    for name in ["data", "more"] {
+        let new = new_volume(name, 1 << 30);
+        let _: ClusterVolume = tenants.ann.post("/v1/volumes", &new).await.expect("a volume");
+    }
+    let ask = NewBackup { volume: Some(volume("acme~data")), ..of("data", "/srv/all") };
+    let of_admin = tenants.back_up(&tenants.admin, &ask).await;
+    for overlaps in ["/srv/all", "/srv/all/acme", "/srv"] {
+        let refused = is_kind(tenants.allow("acme", &[overlaps]).await, ProblemKind::Conflict);
+        assert!(refused.why.contains(&format!("backup {}", of_admin.name)), "{refused}");
+    }
+    tenants.allow("acme", &[TO]).await.expect("nothing is there");
+    tenants.back_up(&tenants.amy, &of("more", TO)).await;
+    // Its own are no others', and what it has is not looked at again.
+    tenants.allow("acme", &[TO, STORE]).await.expect("a second one");
+    let refused = is_kind(tenants.allow("blue", &["/srv/all"]).await, ProblemKind::Conflict);
+    assert!(refused.why.contains("/srv/all is a place of others"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_tenant_backs_up_and_restores_its_own_images_only() {
+    let tenants = Tenants::with_backups(&[]).await;
+    tenants.share_debian().await;
+    let import = serde_json::json!({"name": "golden", "source": "upload:1"});
+    let _: ClusterImage = tenants.ann.post("/v1/images", &import).await.expect("an image");
+    let ask = |name: &str| NewBackup {
+        volume: None,
+        image: Some(ImageName::new(name).expect("a name")),
+        ..of("any", TO)
+    };
+    let shared = tenants.amy.post::<Backup>("/v1/backups", &ask("debian")).await;
+    let shared = is_kind(shared, ProblemKind::Forbidden);
+    assert!(shared.why.contains("shared with all tenants"), "{shared}");
+    is_kind(tenants.bob.post::<Backup>("/v1/backups", &ask("golden")).await, ProblemKind::NotFound);
+    let done = tenants.back_up(&tenants.amy, &ask("golden")).await;
+    assert_eq!(
+        (done.state, done.of().to_string()),
+        (BackupState::Completed, "image acme~golden".to_owned())
+    );
+    assert_eq!((listed(&tenants.ann).await, listed(&tenants.bob).await), (1, 0));
+    let restore = async |by: &Client, name: &str| {
+        let image = ImageName::new(name).expect("a name");
+        let ask = RestoreImageBackup { image, host: None, from: None };
+        by.post::<ClusterImage>(&format!("/v1/backups/{}/restore-image", done.name), &ask).await
+    };
+    is_kind(restore(&tenants.bob, "mine").await, ProblemKind::NotFound);
+    is_kind(restore(&tenants.amy, "golden").await, ProblemKind::Conflict);
+    let made = restore(&tenants.amy, "again").await.expect("an image");
+    assert_eq!((made.name.as_str(), made.shared), ("acme~again", false));
+    let records = &tenants.lab.cluster.records;
+    level::raise(records, level::BACKUPS_OF_IMAGES - 1).await.expect("an older store");
+    let by_admin = NewBackup { to: at("/srv/admins"), ..ask("debian") };
+    is_kind(tenants.admin.post::<Backup>("/v1/backups", &by_admin).await, ProblemKind::Conflict);
+    is_kind(restore(&tenants.admin, "other").await, ProblemKind::Conflict);
 }
 
 #[tokio::test]
 async fn a_schedule_of_a_member_makes_the_tenant_s_backups() {
     let tenants = Tenants::with_backups(&["data"]).await;
     let NewBackup { volume, to, .. } = of("data", TO);
-    let (vm, keep, encrypted) = Default::default();
-    let ask = NewBackupSchedule { volume, vm, to, every_s: 3600, keep, encrypted };
+    let (vm, image, keep, encrypted) = Default::default();
+    let ask = NewBackupSchedule { volume, vm, image, to, every_s: 3600, keep, encrypted };
     let path = "/v1/backup-schedules";
     let set: BackupSchedule = tenants.amy.post(path, &ask).await.expect("a schedule");
     wait_for("its backup", async || (tenants.held_bytes().await == 4096).then_some(())).await;

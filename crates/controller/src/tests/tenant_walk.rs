@@ -150,6 +150,7 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
         "POST /v1/backups" => vec![
             ("volume", json!({"volume": "NAME", "to": {"address": BACKUPS}})),
             ("vm", json!({"vm": "NAME", "to": {"address": BACKUPS}})),
+            ("image", json!({"image": "NAME", "to": {"address": BACKUPS}})),
         ],
         "POST /v1/backup-schedules" => {
             let to = json!({"address": BACKUPS});
@@ -163,7 +164,11 @@ fn bodies(operation: &str) -> Vec<(&'static str, Value)> {
             vec![("", json!({"volume": "own"})), ("", json!({"volume": "own", "from": from}))]
         }
         "POST /v1/backups/{backup}/restore-vm" => plain(json!({"vm": "own"})),
-        "POST /v1/look-for-backups" => plain(json!({"at": {"address": BACKUPS}})),
+        "POST /v1/backups/{backup}/restore-image" => plain(json!({"image": "own"})),
+        "POST /v1/look-for-backups" => vec![
+            ("", json!({"at": {"address": BACKUPS}})),
+            ("tenant", json!({"at": {"address": BACKUPS}, "tenant": "NAME"})),
+        ],
         "POST /v1/networks" => {
             vec![("full network", json!({"name": "NAME", "subnet": "10.7.0.0/24"}))]
         }

@@ -74,7 +74,7 @@ pub async fn restore(
     let room = hold_volume(cluster, ask.vm.as_str(), all_bytes).await?;
     let of = FromBackup { backup: backup.clone(), from, whole: ask.whole, disks, failed: None };
     let record = with_disks(record, of, &host.id);
-    let changes = cluster.records.watch(&job_key(&id));
+    let changes = cluster.records.watch_key(&job_key(&id));
     jobs::add(cluster, record).await?;
     // From here on its record counts, and each of its volumes takes room of its own.
     drop(room);
@@ -308,15 +308,14 @@ async fn until_made(cluster: &Arc<Cluster>, id: &JobId, mut changes: Watch) -> R
             }
         };
         now = match change {
-            Some(Change::Put(entry)) if entry.key == key => {
+            Some(Change::Put(entry)) => {
                 let parsed = serde_json::from_value(entry.value);
                 Some(
                     parsed
                         .map_err(|error| Problem::internal(format!("can't read {key}"), error))?,
                 )
             }
-            Some(Change::Deleted(deleted)) if deleted == key => None,
-            Some(Change::Put(_) | Change::Deleted(_)) => now,
+            Some(Change::Deleted(_)) => None,
             Some(Change::Missed) => cluster.records.read(&key).await?,
             None => return Err(Problem::internal(format!("can't follow {key}"), "no store")),
         };

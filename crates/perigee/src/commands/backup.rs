@@ -7,15 +7,17 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use perigee_http::Client;
 use perigee_model::backup::{
-    Backup, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups, NewBackup,
-    RestoreBackup, RestoreVmBackup, Restoring, VerifiedBackup,
+    Backup, BackupOf, BackupState, BackupTarget, CheckBackup, FoundBackup, LookForBackups,
+    NewBackup, RestoreBackup, RestoreImageBackup, RestoreVmBackup, Restoring, VerifiedBackup,
 };
 use perigee_model::backup_key::BackupKey;
 use perigee_model::backup_schedule::{BackupSchedule, Keep, NewBackupSchedule};
-use perigee_model::job::{ClusterVolume, Vm};
-use perigee_model::tenant::{Me, SetBackupKey, TenantBackupKey};
+use perigee_model::job::{ClusterImage, ClusterVolume, Vm};
+use perigee_model::tenant::{Me, Role, SEPARATOR, SetBackupKey, TenantBackupKey};
 use perigee_model::units::{format_duration, parse_duration};
-use perigee_model::{BackupName, HostId, Problem, ScheduleName, TenantName, VmId, VolumeName};
+use perigee_model::{
+    BackupName, HostId, ImageName, Problem, ScheduleName, TenantName, VmId, VolumeName,
+};
 
 use crate::commands::asking;
 use crate::context::Context;
@@ -52,17 +54,20 @@ impl Place {
 /// `perigee backup VERB`. What stands at a variant and its fields is their help.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Back up a volume or a VM, which may be in use. Only what the target does not have is shipped.
+    /// Back up a volume or a VM, which may be in use, or an image. Only what the target does not have is shipped.
     ///
     /// With --every this is done again and again; `perigee backup schedules` shows how it goes.
     Create {
         /// The volume
-        #[arg(required_unless_present = "vm", conflicts_with = "vm")]
+        #[arg(required_unless_present_any = ["vm", "image"], conflicts_with_all = ["vm", "image"])]
         volume: Option<VolumeName>,
         /// The VM: its own disks and the volumes that it writes, as they are at one moment
-        #[arg(long)]
+        #[arg(long, conflicts_with = "image")]
         vm: Option<VmId>,
-        /// A directory of the home of each disk, or an S3 store
+        /// The image, with all that it stands on
+        #[arg(long)]
+        image: Option<ImageName>,
+        /// A directory of the home of each disk, or of the host that has made the image; or an S3 store
         #[arg(long, value_name = "DIR|s3://BUCKET/PREFIX")]
         to: String,
         /// The address of the S3 store, if it is not AWS's
@@ -74,7 +79,7 @@ pub enum Verb {
         /// Encrypt it at the target with the tenant's key (perigee backup key). All backups at a target are encrypted, or none is
         #[arg(long)]
         encrypt: bool,
-        /// Back up now, and then again after each such time. The same volume or VM with the same target again changes the schedule
+        /// Back up now, and then again after each such time. The same thing with the same target again changes the schedule
         #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "whole")]
         every: Option<u64>,
         /// Of the schedule's backups, keep the newest one, and one for each of the last hours (h), days (d), weeks (w), months (mo) or years (y) that have one.
@@ -94,6 +99,9 @@ pub enum Verb {
     List {
         #[command(flatten)]
         place: Place,
+        /// For admins: the tenant with whose key encrypted backups at a target are read [default: the tenant that may use the target, or else one's own]
+        #[arg(long, requires = "address")]
+        tenant: Option<TenantName>,
     },
     /// Show a backup
     Info {
@@ -107,17 +115,17 @@ pub enum Verb {
         #[command(flatten)]
         place: Place,
     },
-    /// Make a new volume of a backup; of a VM's backup a new VM, which can be started
+    /// Make a new volume of a backup; of a VM's backup a new VM, which can be started; of an image's backup a new image
     Restore {
         /// The backup's name
         backup: BackupName,
-        /// The new volume or VM
+        /// The new volume, VM or image
         #[arg(long = "as", value_name = "NAME")]
         volume: VolumeName,
-        /// Of a VM's backup, make only a volume of its root disk
+        /// Make only a volume: of a VM's backup, of its root disk
         #[arg(long)]
         disk: bool,
-        /// Read and check all bytes before the volume or VM is made. Otherwise it can be used at once, and its bytes arrive afterwards
+        /// Read and check all bytes before the volume or VM is made, as is always done for an image. Otherwise it can be used at once, and its bytes arrive afterwards
         #[arg(long)]
         whole: bool,
         #[command(flatten)]
@@ -125,7 +133,7 @@ pub enum Verb {
     },
     /// The key with which a tenant's backups are encrypted. Keep a copy where the loss of the cluster does not reach: nobody reads them without it
     Key {
-        /// The tenant [default: one's own]
+        /// The tenant [default: one's own; an admin who imports a key has to name the tenant]
         #[arg(long, global = true)]
         tenant: Option<TenantName>,
         #[command(subcommand)]
@@ -157,7 +165,7 @@ pub enum KeyVerb {
 async fn key(client: &Client, tenant: Option<TenantName>, verb: KeyVerb) -> Result<(), Problem> {
     let tenant = match tenant {
         Some(tenant) => tenant,
-        None => client.get::<Me>("/v1/me").await?.tenant,
+        None => own_tenant(&client.get::<Me>("/v1/me").await?, verb)?,
     };
     let path = format!("/v1/tenants/{tenant}/backup-key");
     let set = async |key| client.put::<TenantBackupKey>(&path, &SetBackupKey { key }).await;
@@ -178,11 +186,26 @@ async fn key(client: &Client, tenant: Option<TenantName>, verb: KeyVerb) -> Resu
     Ok(())
 }
 
+/// Whose key is meant where no tenant is named. A key is never changed, so an admin's tenant gets none of others by mistake.
+fn own_tenant(me: &Me, verb: KeyVerb) -> Result<TenantName, Problem> {
+    match verb {
+        KeyVerb::Import if me.role == Role::Admin => {
+            let why = format!(
+                "no tenant is named: without one, tenant {} would have this key for good",
+                me.tenant
+            );
+            Err(Problem::invalid("can't import a key for backups", why).next(format!(
+                "name the tenant whose backups were encrypted with it: --tenant NAME (what admins back up of their own: --tenant {})",
+                me.tenant
+            )))
+        }
+        KeyVerb::Make | KeyVerb::Show | KeyVerb::Import => Ok(me.tenant.clone()),
+    }
+}
+
 const BACKUP: &[Column<Backup>] = &[
     ("name", |b| b.name.to_string()),
-    ("of", |b| {
-        b.vm.as_ref().map_or_else(|| format!("volume {}", b.volume), |vm| format!("VM {vm}"))
-    }),
+    ("of", |b| b.of().to_string()),
     ("at", |b| b.at.address.clone()),
     ("host", |b| output::or_dash(b.host.as_ref())),
     ("state", state),
@@ -213,13 +236,18 @@ const SCHEDULE: &[Column<BackupSchedule>] = &[
 
 const FOUND: &[Column<FoundBackup>] = &[
     ("name", |b| b.name.to_string()),
-    ("volume", |b| output::or_dash(b.volume.as_ref())),
-    ("vm", |b| output::or_dash(b.vm.as_ref().map(|of| &of.vm.name))),
+    ("of", found_of),
     ("taken", |b| output::time(b.taken_ms)),
     ("size", |b| output::bytes(b.size_bytes)),
     ("data", |b| output::bytes(b.data_bytes)),
     ("problem", |b| b.problem.clone()),
 ];
+
+fn found_of(found: &FoundBackup) -> String {
+    let vm = found.vm.as_ref().map(|of| BackupOf::Vm(of.vm.name.clone()));
+    let of = vm.or_else(|| found.image.clone().map(BackupOf::Image));
+    output::or_dash(of.or_else(|| found.volume.clone().map(BackupOf::Volume)).as_ref())
+}
 
 const VERIFIED: &[Column<VerifiedBackup>] =
     &[("read", |v| output::bytes(v.read_bytes)), ("problems", |v| v.problems.len().to_string())];
@@ -232,6 +260,9 @@ const RESTORED: &[Column<ClusterVolume>] = &[
 
 const RESTORED_VM: &[Column<Vm>] =
     &[("vm", |vm| vm.id.to_string()), ("status", |vm| output::word(&vm.status))];
+
+const RESTORED_IMAGE: &[Column<ClusterImage>] =
+    &[("image", |image| image.name.to_string()), ("size", |image| output::bytes(image.size_bytes))];
 
 fn next(schedule: &BackupSchedule) -> String {
     match (&schedule.under_way, schedule.next_ms) {
@@ -265,9 +296,20 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     let client = controller_client(context)?;
     match verb {
         Verb::Key { tenant, verb } => key(&client, tenant, verb).await,
-        Verb::Create { volume, vm, to, endpoint, encrypt, every: Some(every_s), keep, .. } => {
+        Verb::Create {
+            volume,
+            vm,
+            image,
+            to,
+            endpoint,
+            encrypt,
+            every: Some(every_s),
+            keep,
+            ..
+        } => {
             let (to, keep) = (BackupTarget { address: to, endpoint }, keep.unwrap_or_default().0);
-            let ask = NewBackupSchedule { volume, vm, to, every_s, keep, encrypted: encrypt };
+            let encrypted = encrypt;
+            let ask = NewBackupSchedule { volume, vm, image, to, every_s, keep, encrypted };
             let set: BackupSchedule = client.post("/v1/backup-schedules", &ask).await?;
             output::one(context.format, &set, SCHEDULE)
         }
@@ -278,12 +320,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
         Verb::Unschedule { schedule } => {
             client.delete(&format!("/v1/backup-schedules/{schedule}")).await
         }
-        Verb::Create { volume, vm, to, endpoint, whole, encrypt: encrypted, .. } => {
+        Verb::Create { volume, vm, image, to, endpoint, whole, encrypt: encrypted, .. } => {
             let to = BackupTarget { address: to, endpoint };
-            let ask = NewBackup { volume, vm, to, whole, encrypted };
+            let ask = NewBackup { volume, vm, image, to, whole, encrypted };
             create(&client, &ask, context.format).await
         }
-        Verb::List { place } => list(&client, place, context.format).await,
+        Verb::List { place, tenant } => list(&client, place, tenant, context.format).await,
         Verb::Info { backup } => {
             let known: Backup = client.get(&format!("/v1/backups/{backup}")).await?;
             output::one(context.format, &known, BACKUP)
@@ -298,7 +340,12 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
     }
 }
 
-async fn list(client: &Client, place: Place, format: Format) -> Result<(), Problem> {
+async fn list(
+    client: &Client,
+    place: Place,
+    tenant: Option<TenantName>,
+    format: Format,
+) -> Result<(), Problem> {
     let (Some(at), host) = place.target() else {
         let mut all: Vec<Backup> = client.get("/v1/backups").await?;
         if format == Format::Table {
@@ -306,12 +353,12 @@ async fn list(client: &Client, place: Place, format: Format) -> Result<(), Probl
         }
         return output::list(format, &all, BACKUP);
     };
-    let ask = LookForBackups { at, host };
+    let ask = LookForBackups { at, host, tenant };
     let all: Vec<FoundBackup> = client.post("/v1/look-for-backups", &ask).await?;
     output::list(format, &all, FOUND)
 }
 
-/// Makes a VM of a VM's backup, and a volume of another one or if only the disk is wanted.
+/// Makes a VM of a VM's backup, an image of an image's, and a volume of another one or if only the disk is wanted.
 async fn restore(
     backup: &BackupName,
     volume: VolumeName,
@@ -321,13 +368,35 @@ async fn restore(
 ) -> Result<(), Problem> {
     let client = controller_client_within(context, READ_MAX)?;
     let (from, host) = place.target();
-    if !disk && is_of_vm(&client, backup, from.as_ref(), host.as_ref()).await? {
-        let vm = VmId::new(volume.as_str())
-            .map_err(|error| Problem::invalid("can't name the VM", error))?;
-        let ask = RestoreVmBackup { vm, host, from, whole };
-        return restore_vm(&client, backup, &ask, context).await;
+    let makes = match disk {
+        true => Makes::Volume,
+        false => made_of(&client, backup, from.as_ref(), host.as_ref()).await?,
+    };
+    match makes {
+        Makes::Vm => {
+            let vm = VmId::new(volume.as_str())
+                .map_err(|error| Problem::invalid("can't name the VM", error))?;
+            let ask = RestoreVmBackup { vm, host, from, whole };
+            restore_vm(&client, backup, &ask, context).await
+        }
+        Makes::Image => {
+            let image = ImageName::new(volume.as_str())
+                .map_err(|error| Problem::invalid("can't name the image", error))?;
+            let ask = RestoreImageBackup { image, host, from };
+            restore_image(&client, backup, &ask, context).await
+        }
+        Makes::Volume => {
+            let ask = RestoreBackup { volume, host, from, whole };
+            restore_volume(&client, backup, &ask, context).await
+        }
     }
-    restore_volume(&client, backup, &RestoreBackup { volume, host, from, whole }, context).await
+}
+
+/// What a restore makes of a backup.
+enum Makes {
+    Volume,
+    Vm,
+    Image,
 }
 
 /// The disks of a VM's backup are not shown beside it.
@@ -336,19 +405,32 @@ fn hide_parts(all: &mut Vec<Backup>) {
     all.retain(|backup| backup.part_of.as_ref().is_none_or(|root| !names.contains(root)));
 }
 
-async fn is_of_vm(
+async fn made_of(
     client: &Client,
     backup: &BackupName,
     from: Option<&BackupTarget>,
     host: Option<&HostId>,
-) -> Result<bool, Problem> {
-    let Some(at) = from.cloned() else {
-        let known: Backup = client.get(&format!("/v1/backups/{backup}")).await?;
-        return Ok(known.vm.is_some() && known.part_of.is_none());
+) -> Result<Makes, Problem> {
+    let (is_of_vm, is_of_image) = match from.cloned() {
+        None => {
+            let known: Backup = client.get(&format!("/v1/backups/{backup}")).await?;
+            (known.vm.is_some() && known.part_of.is_none(), known.image.is_some())
+        }
+        Some(at) => {
+            // An admin writes the tenant before the name, and that tenant has the key.
+            let name = backup.as_str();
+            let tenant = name.contains(SEPARATOR).then(|| TenantName::of(name));
+            let ask = LookForBackups { at, host: host.cloned(), tenant };
+            let all: Vec<FoundBackup> = client.post("/v1/look-for-backups", &ask).await?;
+            let its = || all.iter().filter(|found| found.name == *backup);
+            (its().any(|found| found.vm.is_some()), its().any(|found| found.image.is_some()))
+        }
     };
-    let ask = LookForBackups { at, host: host.cloned() };
-    let all: Vec<FoundBackup> = client.post("/v1/look-for-backups", &ask).await?;
-    Ok(all.iter().any(|found| found.name == *backup && found.vm.is_some()))
+    Ok(match (is_of_vm, is_of_image) {
+        (true, _) => Makes::Vm,
+        (false, true) => Makes::Image,
+        (false, false) => Makes::Volume,
+    })
 }
 
 /// Begins a backup and waits until it is complete. Ctrl-C ends only the waiting.
@@ -460,6 +542,20 @@ async fn restore_vm(
     asking::until_interrupted(watching, &goes_on).await.map(|_| ())
 }
 
+/// Makes an image of a backup, and waits until it is there.
+async fn restore_image(
+    client: &Client,
+    backup: &BackupName,
+    ask: &RestoreImageBackup,
+    context: &Context,
+) -> Result<(), Problem> {
+    let path = format!("/v1/backups/{backup}/restore-image");
+    let made: ClusterImage = client.post(&path, ask).await?;
+    output::one(context.format, &made, RESTORED_IMAGE)?;
+    output::note(&format!("all bytes of image {} have arrived and were right", made.name));
+    Ok(())
+}
+
 /// Until nothing is to come any more, or only what is damaged.
 async fn watch_restore(
     client: &Client,
@@ -494,5 +590,21 @@ async fn verify(backup: &BackupName, place: Place, context: &Context) -> Result<
         true => Ok(()),
         false => Err(Problem::conflict(format!("backup {backup} is damaged"), read.problems.join("; "))
             .next("use another backup; `perigee backup create --whole` ships everything again while the volume is there")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_admin_names_the_tenant_that_gets_a_key_for_good() {
+        let me = |role| Me { tenant: TenantName::default(), user: None, role };
+        for verb in [KeyVerb::Make, KeyVerb::Show] {
+            own_tenant(&me(Role::Admin), verb).expect("the own one");
+        }
+        own_tenant(&me(Role::Operator), KeyVerb::Import).expect("the only one");
+        let refused = own_tenant(&me(Role::Admin), KeyVerb::Import).expect_err("which one?");
+        assert!(refused.next.contains("--tenant NAME"), "{refused}");
     }
 }

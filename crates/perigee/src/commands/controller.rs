@@ -211,6 +211,9 @@ fn backup(state: &Path, to: &Path, with_files: bool) -> Result<(), Problem> {
             output::bytes(made.left_out_bytes)
         ));
     }
+    for damage in &made.damaged {
+        output::note(&format!("damaged on the controller's disk, and so in the backup: {damage}"));
+    }
     Ok(())
 }
 

@@ -179,8 +179,9 @@ pub async fn run(verb: Verb, context: &Context) -> Result<(), Problem> {
         }
         Verb::Backups { name, targets, endpoint } => {
             let target = |address: String| {
-                let endpoint = endpoint.clone().filter(|_| address.starts_with("s3://"));
-                BackupTarget { address, endpoint }
+                let target = BackupTarget { address, endpoint: None };
+                let endpoint = endpoint.clone().filter(|_| target.is_s3());
+                BackupTarget { endpoint, ..target }
             };
             let ask = TenantBackupTargets { targets: targets.into_iter().map(target).collect() };
             let path = format!("/v1/tenants/{name}/backup-targets");

@@ -341,7 +341,7 @@ impl Ranks {
     }
 
     /// From the first VM's start to the commands' start. `each` are the boots of the ranks alone, at these hosts. The flag says whether it is
-    /// known from earlier runs.
+    /// known from earlier runs at these hosts.
     pub fn boot(&self, each: &[Spread], hosts: &[HostId]) -> (Spread, bool) {
         let Some((boot, seen)) = &self.boot else { return (latest(each), false) };
         if hosts.iter().all(|host| seen.contains(host)) {
@@ -350,7 +350,7 @@ impl Ranks {
         let (less, more) = BOOT_ELSEWHERE;
         let (low, high) = (boot.expected * less, boot.expected * more);
         let low = low.min(boot.low());
-        (Spread::between(low, boot.expected, high.max(boot.high())), true)
+        (Spread::between(low, boot.expected, high.max(boot.high())), false)
     }
 
     fn slowest(&self, each: &[Somewhere]) -> Together {

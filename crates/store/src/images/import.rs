@@ -36,6 +36,7 @@ use crate::images::qemu_img::RunUser;
 use crate::layers::checksums;
 use crate::layers::layer::{Layer, data_name, map_name};
 use crate::pool::Pool;
+use crate::pool::imports::Importing;
 use crate::volume::io_problem;
 use crate::work::Work;
 
@@ -129,18 +130,31 @@ impl Pool {
             }
         };
 
-        let guard = self.changes().await;
-        if !self.is_imported(&what, &request.name, layer).await? {
-            let (name, work) = (request.name.clone(), Arc::clone(work));
-            let confined = request.leave_site.is_never();
-            self.run(move |pool| {
-                // Also when nobody waits any more: whoever deletes the image waits for this.
-                let (_importing, _guard) = (importing, guard);
-                pool.adopt(&what, &temp, size_bytes, (&name, layer, confined), &work)
-            })
-            .await?;
-        }
+        let of = (&request.name, layer, request.leave_site.is_never());
+        self.adopt_new(what, importing, (temp, size_bytes), of, Arc::clone(work)).await?;
         Ok(ImageInfo { note, ..self.image_info(&request.name).await? })
+    }
+
+    /// Turns a file with so many bytes into an image, unless the pool has that image by now. The flag says whether it may not leave its site.
+    pub(crate) async fn adopt_new(
+        self: &Arc<Self>,
+        what: String,
+        importing: Importing,
+        (temp, size_bytes): (TempFile, u64),
+        (name, layer, confined): (&ImageName, LayerId, bool),
+        work: Arc<Work>,
+    ) -> Result<(), Problem> {
+        let guard = self.changes().await;
+        if self.is_imported(&what, name, layer).await? {
+            return Ok(());
+        }
+        let name = name.clone();
+        self.run(move |pool| {
+            // Also when nobody waits any more: whoever deletes the image waits for this.
+            let (_importing, _guard) = (importing, guard);
+            pool.adopt(&what, &temp, size_bytes, (&name, layer, confined), &work)
+        })
+        .await
     }
 
     pub(crate) fn temp_file(&self) -> TempFile {

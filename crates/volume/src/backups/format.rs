@@ -12,7 +12,7 @@ use std::ops::Range;
 use perigee_http::certificate::hex;
 use perigee_model::backup::VmBackup;
 use perigee_model::volume::BLOCK_BYTES;
-use perigee_model::{BackupName, LayerId, TenantName, VolumeName};
+use perigee_model::{BackupName, ImageName, LayerId, TenantName, VolumeName};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -68,13 +68,17 @@ pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// A backup of a volume.
+/// A backup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     pub format: u32,
     pub name: BackupName,
+    /// The volume; of an image its name, which older versions read as a volume's.
     pub volume: VolumeName,
-    /// Whose volume it was.
+    /// The image that it is of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageName>,
+    /// Whose volume or image it was.
     pub tenant: TenantName,
     /// When the volume was sealed; Unix time.
     pub taken_ms: u64,

@@ -1,5 +1,5 @@
 //! Backups of volumes: the volume's home seals the volume, as for a replica, and ships the layers that the target lacks. A layer never changes, so a second backup
-//! ships only what was written since the first one.
+//! ships only what was written since the first one. An image is sealed already: its layers are shipped in the same way, and nothing is kept for its next backup.
 //!
 //! 1. The volume is sealed while it is in use. Its layers stay as they are until the backup is complete or another one begins.
 //! 2. From the top down, the first layer is looked for that the target has. All layers above it are shipped, the lowest first: so what the target has of a layer, it has
@@ -11,7 +11,7 @@
 //! | What is at a target? | `format.rs` |
 //! | How does it get there, whole or not at all? | `target.rs` |
 //! | How is it encrypted? | `sealing.rs` |
-//! | How does a volume come back, and how is damage found? | `restore.rs` |
+//! | How does a volume or an image come back, and how is damage found? | `restore.rs` |
 //! | Which piece has which block, known before the pieces are read? | `plan.rs` |
 //! | What does a read of a volume get whose bytes have not all arrived? | `source.rs` |
 //! | When is a layer at a target deleted? | `delete.rs` |
@@ -25,18 +25,19 @@ pub mod source;
 pub mod target;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
 use perigee_block::device::{Device, IoError};
 use perigee_model::backup::{
     BackupRoom, BackupTarget, SealForBackup, SealedForBackup, SendBackupKey, ShipBackup,
-    ShippedBackup,
+    ShippedBackup, in_place_of_volume,
 };
 use perigee_model::replica::SealedReplica;
 use perigee_model::volume::BLOCK_BYTES;
-use perigee_model::{LayerId, Problem, ProblemKind, VolumeName};
-use perigee_store::{Pool, Work, io_problem};
+use perigee_model::{ImageName, LayerId, Problem, ProblemKind, TenantName, VolumeName};
+use perigee_store::{ImageForBackup, Pool, Work, io_problem};
 
 use format::{
     FORMAT, LayerIndex, Manifest, NamedLayer, Piece, PieceBuilder, Run, head_of, index_key,
@@ -50,38 +51,65 @@ const LOOK_BYTES: u64 = 16 << 30;
 /// The layer is read in pieces of this size.
 const READ_BYTES: usize = 1 << 20;
 
-/// Ships a backup of a volume of this pool. `work` says how far it is, and may stop it.
+/// What is backed up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A volume, which may be in use.
+    Volume(VolumeName),
+    /// An image.
+    Image(ImageName),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Volume(volume) => write!(f, "volume {volume}"),
+            Self::Image(image) => write!(f, "image {image}"),
+        }
+    }
+}
+
+/// What a source has at one moment.
+struct Has {
+    tenant: TenantName,
+    size_bytes: u64,
+    is_confined: bool,
+    /// Its layers, topmost first.
+    chain: Vec<LayerId>,
+}
+
+/// Ships a backup of a volume or an image of this pool. `work` says how far it is, and may stop it.
 ///
 /// # Errors
-/// `NotFound` if there is no such volume; `Conflict` if it is damaged here, or may not leave its site, or the target has backups that are encrypted otherwise; `NoSpace` if the target
+/// `NotFound` if there is no such volume or image; `Conflict` if it is damaged here, or may not leave its site, or the target has backups that are encrypted otherwise; `NoSpace` if the target
 /// is full; `Unavailable` if the target fails or is away, or a part of the volume is still at another host. Nothing that is complete at the target is changed.
 pub async fn ship(
     pool: &Arc<Pool>,
-    volume: &VolumeName,
+    of: &Source,
     ask: &ShipBackup,
     work: &Arc<Work>,
 ) -> Result<ShippedBackup, Problem> {
     let target = Target::begin(ask).await?;
-    let what = format!("can't back up volume {volume} to {}", ask.to.address);
+    let what = format!("can't back up {of} to {}", ask.to.address);
     let keeper = keeper(ask);
     let room = Room::count(&target, ask.room.as_ref()).await?;
     if let Some(shipped) = complete(&target, ask, work).await? {
-        pool.drop_filling(volume, &keeper).await?;
+        if let Source::Volume(volume) = of {
+            pool.drop_filling(volume, &keeper).await?;
+        }
         return Ok(ShippedBackup { held_bytes: room.map(|room| room.held_bytes), ..shipped });
     }
-    let sealed = match &ask.sealed {
-        None => pool.seal_backup(volume, &keeper, ask.to.is_s3()).await?,
-        Some(was) => {
-            let sealed = pool.sealed_before(volume, was.layer).await?;
-            SealedReplica { size_bytes: was.size_bytes, ..sealed }
-        }
+    let Has { tenant, size_bytes, is_confined, chain } = match of {
+        Source::Volume(volume) => seal_volume(pool, volume, ask, &keeper).await?,
+        Source::Image(image) => look_at_image(pool, image, ask).await?,
+    };
+    let (volume, image) = match of {
+        Source::Volume(volume) => (volume.clone(), None),
+        Source::Image(image) => (in_place_of_volume(image), Some(image.clone())),
     };
     let taken_ms = ask.sealed.as_ref().map_or(ask.now_ms, |sealed| sealed.taken_ms);
-    // Of its head too, which is not shipped while nothing is written to it.
-    let is_confined = pool.volume_info(volume).await?.leave_site.is_never();
     let mut shipping =
         Shipping { what, pool, target: &target, whole: ask.whole, work, room, shipped_bytes: 0 };
-    let chain: Vec<LayerId> = sealed.chain.iter().map(|layer| layer.layer).collect();
     let there = shipping.first_that_is_there(&chain).await?;
     for at in (0..there).rev() {
         shipping.layer(chain[at], chain.get(at + 1).copied()).await?;
@@ -89,10 +117,11 @@ pub async fn ship(
     let manifest = Manifest {
         format: FORMAT,
         name: ask.name.clone(),
-        volume: volume.clone(),
-        tenant: sealed.tenant,
+        volume,
+        image,
+        tenant,
         taken_ms,
-        size_bytes: sealed.size_bytes,
+        size_bytes,
         confined: is_confined,
         encryption: None,
         vm: ask.vm.clone(),
@@ -100,7 +129,9 @@ pub async fn ship(
     };
     target.check_marker().await?;
     shipping.put_list(&manifest_key(&ask.name), &manifest).await?;
-    pool.has_backup(volume, &keeper, chain.first().copied()).await?;
+    if let Source::Volume(volume) = of {
+        pool.has_backup(volume, &keeper, chain.first().copied()).await?;
+    }
     Ok(ShippedBackup {
         taken_ms,
         size_bytes: manifest.size_bytes,
@@ -109,6 +140,36 @@ pub async fn ship(
         held_bytes: shipping.room.map(|room| room.held_bytes),
         encrypted: target.is_sealed(),
     })
+}
+
+/// Seals a volume, unless it was sealed for this backup before.
+async fn seal_volume(
+    pool: &Arc<Pool>,
+    volume: &VolumeName,
+    ask: &ShipBackup,
+    keeper: &str,
+) -> Result<Has, Problem> {
+    let sealed = match &ask.sealed {
+        None => pool.seal_backup(volume, keeper, ask.to.is_s3()).await?,
+        Some(was) => {
+            let sealed = pool.sealed_before(volume, was.layer).await?;
+            SealedReplica { size_bytes: was.size_bytes, ..sealed }
+        }
+    };
+    // Of its head too, which is not shipped while nothing is written to it.
+    let is_confined = pool.volume_info(volume).await?.leave_site.is_never();
+    let chain = sealed.chain.iter().map(|layer| layer.layer).collect();
+    Ok(Has { tenant: sealed.tenant, size_bytes: sealed.size_bytes, is_confined, chain })
+}
+
+async fn look_at_image(
+    pool: &Arc<Pool>,
+    image: &ImageName,
+    ask: &ShipBackup,
+) -> Result<Has, Problem> {
+    let has = pool.image_for_backup(image, ask.to.is_s3()).await?;
+    let ImageForBackup { size_bytes, is_confined, chain } = has;
+    Ok(Has { tenant: TenantName::of(image.as_str()), size_bytes, is_confined, chain })
 }
 
 /// What a tenant's backups may hold, and what they hold at this target.

@@ -1,15 +1,15 @@
-//! Reads backups: what is at a target, whether a backup is sound, and a volume that is made of one.
+//! Reads backups: what is at a target, whether a backup is sound, and a volume or an image that is made of one.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 use perigee_model::backup::{
-    FoundBackup, ListBackups, RestoreVolume, VerifiedBackup, VerifyBackup, VmBackup,
+    FoundBackup, ListBackups, RestoreImage, RestoreVolume, VerifiedBackup, VerifyBackup, VmBackup,
 };
 use perigee_model::persistent_vm::CloudInit;
-use perigee_model::volume::{BLOCK_BYTES, VolumeInfo};
-use perigee_model::{BackupName, LayerId, LeaveSite, Problem, ProblemKind, VolumeName};
+use perigee_model::volume::{BLOCK_BYTES, ImageInfo, VolumeInfo};
+use perigee_model::{BackupName, ImageName, LayerId, LeaveSite, Problem, ProblemKind, VolumeName};
 use perigee_store::{IncomingVolume, NewIncoming, Pool, Work, io_problem};
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
@@ -218,6 +218,7 @@ pub async fn list(ask: &ListBackups) -> Result<Vec<FoundBackup>, Problem> {
             Ok(manifest) => FoundBackup {
                 data_bytes: manifest.data_bytes(),
                 volume: Some(manifest.volume),
+                image: manifest.image,
                 taken_ms: manifest.taken_ms,
                 size_bytes: manifest.size_bytes,
                 problem: String::new(),
@@ -227,8 +228,9 @@ pub async fn list(ask: &ListBackups) -> Result<Vec<FoundBackup>, Problem> {
             Err(problem) if problem.kind == ProblemKind::Unavailable => return Err(problem),
             Err(problem) if problem.kind == ProblemKind::NotFound => continue,
             Err(problem) => {
-                let (volume, vm, problem) = (None, None, problem.why);
-                FoundBackup { name, volume, taken_ms: 0, size_bytes: 0, data_bytes: 0, problem, vm }
+                let (volume, image, vm, problem) = (None, None, None, problem.why);
+                let (taken_ms, size_bytes, data_bytes) = (0, 0, 0);
+                FoundBackup { name, volume, image, taken_ms, size_bytes, data_bytes, problem, vm }
             }
         });
     }
@@ -333,35 +335,73 @@ async fn restore_whole(
     let reading = Reading { target: &target, work };
     let manifest = reading.manifest(&ask.backup).await?;
     let indexes = reading.indexes(&manifest).await?;
-    work.expect(pieces_bytes(&indexes));
-    let incoming = Arc::new(pool.begin_incoming(volume, manifest.size_bytes).await?);
-    // The lowest layer first: what stands on it overwrites it.
-    for index in indexes.iter().rev() {
-        for number in 0..index.pieces.len() {
-            let (bytes, runs) = reading.piece(index, number).await?;
-            let to = Arc::clone(&incoming);
-            write(volume, move || put(&to, &bytes, &runs)).await?;
-        }
-        // A layer hides what layers below have beyond its end.
-        let (to, end) = (Arc::clone(&incoming), index.size_bytes);
-        write(volume, move || to.cut(end)).await?;
-    }
+    let incoming = pool.begin_incoming(volume, manifest.size_bytes).await?;
     let what = format!("can't restore volume {volume}");
-    let incoming = Arc::into_inner(incoming)
-        .ok_or_else(|| Problem::internal(what, "something still writes to it"))?;
+    let incoming = read_into(&what, reading, &indexes, incoming).await?;
     let new = new_volume(volume, ask, &manifest);
     let layer = ask.at_once.or(ask.layer).unwrap_or_else(|| LayerId(Uuid::new_v4()));
     pool.finish_incoming(incoming, new, layer, Arc::clone(work)).await
 }
 
+/// Makes an image of a backup, when all of it was read and compared with its checksums.
+///
+/// # Errors
+/// As [`restore`].
+pub async fn restore_image(
+    pool: &Arc<Pool>,
+    image: &ImageName,
+    ask: &RestoreImage,
+    work: &Arc<Work>,
+) -> Result<ImageInfo, Problem> {
+    // An earlier try has made it, and its answer was lost.
+    if let Ok(made) = pool.image_info(image).await
+        && made.layer == ask.layer
+    {
+        return Ok(made);
+    }
+    let target = Target::open(&ask.from, ask.key.as_ref()).await?;
+    target.check_encrypted(ask.encrypted)?;
+    let reading = Reading { target: &target, work };
+    let manifest = reading.manifest(&ask.backup).await?;
+    let indexes = reading.indexes(&manifest).await?;
+    let begun = pool.begin_incoming_image(image, ask.layer, manifest.size_bytes, work).await?;
+    let Some((incoming, new)) = begun else { return pool.image_info(image).await };
+    let what = format!("can't restore image {image}");
+    let incoming = read_into(&what, reading, &indexes, incoming).await?;
+    let leave_site = LeaveSite::confined(manifest.confined);
+    pool.finish_incoming_image(incoming, new, leave_site, Arc::clone(work)).await
+}
+
+/// Reads all pieces of these layers, and writes what they show together.
+async fn read_into(
+    what: &str,
+    reading: Reading<'_>,
+    indexes: &[LayerIndex],
+    incoming: IncomingVolume,
+) -> Result<IncomingVolume, Problem> {
+    reading.work.expect(pieces_bytes(indexes));
+    let incoming = Arc::new(incoming);
+    // The lowest layer first: what stands on it overwrites it.
+    for index in indexes.iter().rev() {
+        for number in 0..index.pieces.len() {
+            let (bytes, runs) = reading.piece(index, number).await?;
+            let to = Arc::clone(&incoming);
+            write(what, move || put(&to, &bytes, &runs)).await?;
+        }
+        // A layer hides what layers below have beyond its end.
+        let (to, end) = (Arc::clone(&incoming), index.size_bytes);
+        write(what, move || to.cut(end)).await?;
+    }
+    Arc::into_inner(incoming).ok_or_else(|| Problem::internal(what, "something still writes to it"))
+}
+
 async fn write(
-    volume: &VolumeName,
+    what: &str,
     act: impl FnOnce() -> Result<(), perigee_block::device::IoError> + Send + 'static,
 ) -> Result<(), Problem> {
-    let what = format!("can't restore volume {volume}");
     let done = tokio::task::spawn_blocking(act).await;
-    let done = done.map_err(|error| Problem::internal(&what, error))?;
-    done.map_err(|error| io_problem(&what, &error))
+    let done = done.map_err(|error| Problem::internal(what, error))?;
+    done.map_err(|error| io_problem(what, &error))
 }
 
 fn put(

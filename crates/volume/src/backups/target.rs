@@ -252,9 +252,9 @@ impl Target {
                 let key = ask.key.as_ref().ok_or_else(|| {
                     Problem::conflict(target.what(), why).next("make one: perigee backup key make")
                 })?;
-                let marker = target.seal_with(key)?.marker();
-                target.put_raw(SEALED_MARKER_KEY, marker.clone()).await?;
-                target.unlock(&ask.to, id_of_marker(&marker).unwrap_or_default(), Some(key))?;
+                let seal = target.seal_with(key)?;
+                target.put_raw(SEALED_MARKER_KEY, seal.marker()).await?;
+                target.unlock(&ask.to, seal.id(), Some(key))?;
             }
             Marker::None => target.put_raw(MARKER_KEY, MARKER.to_vec()).await?,
             Marker::Plain if ask.encrypted => {

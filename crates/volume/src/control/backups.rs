@@ -8,13 +8,13 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use perigee_http::{Failure, Json, Reply};
 use perigee_model::backup::{
-    BackupTarget, DeleteBackup, FoundBackup, ListBackups, RestoreVolume, RestoringLayer,
-    SealForBackup, SealedForBackup, SendBackupKey, ShipBackup, VerifyBackup,
+    BackupTarget, DeleteBackup, FoundBackup, ListBackups, RestoreImage, RestoreVolume,
+    RestoringLayer, SealForBackup, SealedForBackup, SendBackupKey, ShipBackup, VerifyBackup,
 };
-use perigee_model::{Problem, VolumeName};
+use perigee_model::{ImageName, Problem, VolumeName};
 
 use super::{Control, Named, Shared, long};
-use crate::backups::{delete, lacks_key, restore, seal, ship, take_backup_key};
+use crate::backups::{Source, delete, lacks_key, restore, seal, ship, take_backup_key};
 
 /// The routes for backups.
 pub fn routes() -> Router<Arc<Control>> {
@@ -22,6 +22,8 @@ pub fn routes() -> Router<Arc<Control>> {
         .route("/volumes/{volume}/backup", post(back_up))
         .route("/volumes/{volume}/backup/end", post(end))
         .route("/volumes/{volume}/restore", post(restore_volume))
+        .route("/images/{image}/backup", post(back_up_image))
+        .route("/images/{image}/restore", post(restore_image))
         .route("/backups/seal", post(seal_disks))
         .route("/backups/restoring", get(restoring))
         .route("/backups/key", post(take_key))
@@ -36,7 +38,18 @@ async fn back_up(
     Json(ask): Json<ShipBackup>,
 ) -> Result<Response, Failure> {
     let pool = Arc::clone(&control.pool);
-    long::follow(move |work| async move { ship(&pool, &volume, &ask, &work).await })
+    let of = Source::Volume(volume);
+    long::follow(move |work| async move { ship(&pool, &of, &ask, &work).await })
+}
+
+async fn back_up_image(
+    State(control): Shared,
+    Named(image): Named<ImageName>,
+    Json(ask): Json<ShipBackup>,
+) -> Result<Response, Failure> {
+    let pool = Arc::clone(&control.pool);
+    let of = Source::Image(image);
+    long::follow(move |work| async move { ship(&pool, &of, &ask, &work).await })
 }
 
 async fn seal_disks(
@@ -67,6 +80,17 @@ async fn restore_volume(
 ) -> Result<Response, Failure> {
     let pool = Arc::clone(&control.pool);
     long::follow(move |work| async move { restore::restore(&pool, &volume, &ask, &work).await })
+}
+
+async fn restore_image(
+    State(control): Shared,
+    Named(image): Named<ImageName>,
+    Json(ask): Json<RestoreImage>,
+) -> Result<Response, Failure> {
+    let pool = Arc::clone(&control.pool);
+    long::follow(
+        move |work| async move { restore::restore_image(&pool, &image, &ask, &work).await },
+    )
 }
 
 async fn restoring(State(control): Shared) -> Reply<Vec<RestoringLayer>> {

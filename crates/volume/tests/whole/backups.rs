@@ -21,7 +21,7 @@ use crate::server::{MIB, Server, assert_io, run, sample, until};
 use crate::small::Small;
 
 /// What a backup ships beside the data: the lists, and the heads of pieces.
-const LISTS_BYTES: u64 = 64 << 10;
+pub const LISTS_BYTES: u64 = 64 << 10;
 
 pub fn target(dir: &Path) -> BackupTarget {
     BackupTarget { address: dir.display().to_string(), endpoint: None }
@@ -40,6 +40,16 @@ async fn ship(server: &Server, ask: &ShipBackup) -> Result<ShippedBackup, Proble
 
 pub async fn back_up(server: &Server, name: &str, to: &Path) -> ShippedBackup {
     ship(server, &ask(name, to)).await.expect("a backup")
+}
+
+/// A server with a volume `data` that a backup has in three pieces, 16 MiB of 1, 16 MiB of 2 and 8 MiB of 3, and a directory for its backups.
+pub async fn three_pieces() -> (Server, tempfile::TempDir) {
+    let server = Server::start().await;
+    let to = tempfile::tempdir().expect("a directory");
+    server.create("data", 64 * MIB).await;
+    let written = ["write -P 1 0 16M", "write -P 2 16M 16M", "write -P 3 32M 8M", "flush"];
+    assert_io(&server.qemu_io("data", &written));
+    (server, to)
 }
 
 async fn restore(server: &Server, backup: &str, from: &Path) -> Result<VolumeInfo, Problem> {
@@ -533,19 +543,19 @@ async fn damage_at_the_home_is_not_backed_up_as_if_it_was_sound() {
 }
 
 /// An S3 store with one bucket.
-struct Store {
+pub struct Store {
     _server: S3,
     port: u16,
     _dir: tempfile::TempDir,
 }
 
 impl Store {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         let (dir, port) = (tempfile::tempdir().expect("a directory"), perigee_http::unused_port());
         Self { _server: S3::start(dir.path(), "bucket", port).await, port, _dir: dir }
     }
 
-    fn target(&self) -> BackupTarget {
+    pub fn target(&self) -> BackupTarget {
         let endpoint = Some(format!("http://127.0.0.1:{}", self.port));
         BackupTarget { address: "s3://bucket/of/perigee".to_owned(), endpoint }
     }

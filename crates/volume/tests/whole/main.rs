@@ -9,6 +9,7 @@ mod epochs;
 mod faults;
 mod grants;
 mod handover;
+mod image_backups;
 mod iscsi;
 mod kills;
 mod oracles;

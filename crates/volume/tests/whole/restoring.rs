@@ -7,7 +7,7 @@ use perigee_model::volume::VolumeInfo;
 use perigee_model::{BackupName, LayerId, LeaveSite, Problem, TenantName};
 use uuid::Uuid;
 
-use crate::backups::{back_up, check_pool, files, flip, target};
+use crate::backups::{back_up, check_pool, files, flip, target, three_pieces};
 use crate::server::{FILL_RATE_VARIABLE, MIB, Server, assert_io, run, said, until};
 
 pub async fn restoring(server: &Server) -> Vec<RestoringLayer> {
@@ -32,13 +32,9 @@ async fn restore(server: &Server, from: &Path) -> Result<VolumeInfo, Problem> {
 
 pub const SLOWLY: [(&str, &str); 1] = [(FILL_RATE_VARIABLE, "1")];
 
-/// A server, and a target with a backup of three pieces: 16 MiB of 1, 16 MiB of 2, 8 MiB of 3.
+/// As [`three_pieces`], with a backup.
 async fn backed_up() -> (Server, tempfile::TempDir) {
-    let server = Server::start().await;
-    let to = tempfile::tempdir().expect("a directory");
-    server.create("data", 64 * MIB).await;
-    let written = ["write -P 1 0 16M", "write -P 2 16M 16M", "write -P 3 32M 8M", "flush"];
-    assert_io(&server.qemu_io("data", &written));
+    let (server, to) = three_pieces().await;
     back_up(&server, "first", to.path()).await;
     (server, to)
 }

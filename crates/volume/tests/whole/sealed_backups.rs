@@ -11,12 +11,9 @@ use perigee_model::volume::VolumeInfo;
 use perigee_model::{BackupName, LayerId, LeaveSite, Problem, ProblemKind, TenantName};
 use uuid::Uuid;
 
-use crate::backups::{ask, check_pool, files, flip, target};
+use crate::backups::{LISTS_BYTES, ask, check_pool, files, flip, target, three_pieces};
 use crate::restoring::{SLOWLY, restoring};
 use crate::server::{MIB, Server, assert_io, said, until};
-
-/// What a backup ships beside the data.
-const LISTS_BYTES: u64 = 64 << 10;
 
 fn key(byte: u8) -> Option<BackupKey> {
     Some(BackupKey::new([byte; BackupKey::BYTES]))
@@ -65,13 +62,9 @@ async fn restore(server: &Server, from: &Path, at_once: bool) -> Result<VolumeIn
     server.control.post_long(path, &ask, |_| {}).await
 }
 
-/// A server, and a target with an encrypted backup of three pieces: 16 MiB of 1, 16 MiB of 2, 8 MiB of 3.
+/// As [`three_pieces`], with an encrypted backup.
 async fn backed_up() -> (Server, tempfile::TempDir) {
-    let server = Server::start().await;
-    let to = tempfile::tempdir().expect("a directory");
-    server.create("data", 64 * MIB).await;
-    let written = ["write -P 1 0 16M", "write -P 2 16M 16M", "write -P 3 32M 8M", "flush"];
-    assert_io(&server.qemu_io("data", &written));
+    let (server, to) = three_pieces().await;
     ship(&server, &encrypted("first", to.path())).await.expect("a backup");
     (server, to)
 }

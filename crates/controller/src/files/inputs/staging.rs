@@ -206,7 +206,7 @@ async fn make(
         sent
     };
     let source = format!("{TREE_PREFIX}{tree}");
-    let import = PendingImport { host: at.id.clone(), source, format: None };
+    let import = PendingImport { host: at.id.clone(), source, format: None, backup: None };
     let record = ImageRecord {
         layer: Some(LayerId(Uuid::new_v4())),
         import: Some(import),

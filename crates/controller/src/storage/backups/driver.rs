@@ -12,7 +12,8 @@ use perigee_model::{BackupName, HostId, Problem, ProblemKind, VolumeName};
 use tokio::sync::Mutex;
 
 use super::{
-    BACKUPS_PREFIX, BackupRecord, backup_key, is_same_place, list, reader, restoring, room, vm,
+    BACKUPS_PREFIX, BackupRecord, backup_key, image, is_same_place, list, reader, restoring, room,
+    vm,
 };
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
@@ -102,8 +103,13 @@ impl Run<'_> {
     async fn ship(&mut self) -> Result<ShippedBackup, Problem> {
         let sealed = vm::sealed(self.cluster, &mut self.record).await?;
         let mut view = self.view().clone();
-        let home = volumes::settled_home(self.cluster, &view.volume).await?;
-        let home = volumes::reachable(self.cluster, &home)?;
+        let home = match &view.image {
+            Some(image) => image::shipper(self.cluster, &view, image).await?,
+            None => {
+                let home = volumes::settled_home(self.cluster, &view.volume).await?;
+                volumes::reachable(self.cluster, &home)?
+            }
+        };
         self.begin_asking(&home.id).await?;
         view.host = Some(home.id.clone());
         let encrypted = self.is_encrypted(&view).await?;
@@ -121,7 +127,10 @@ impl Run<'_> {
             encrypted,
             key,
         };
-        let path = format!("/v1/volumes/{}/backup", view.volume);
+        let path = match &view.image {
+            Some(image) => format!("/v1/images/{image}/backup"),
+            None => format!("/v1/volumes/{}/backup", view.volume),
+        };
         let (done, total) = (AtomicU64::new(0), AtomicU64::new(0));
         let shipping = home.volume.hear_long::<ShippedBackup>(&path, &ask, |progress: Progress| {
             done.store(progress.done_bytes, Ordering::Relaxed);
@@ -165,38 +174,46 @@ impl Run<'_> {
         let _looking = LOOKING.lock().await;
         let mut view = self.view().clone();
         view.host = Some(home.clone());
-        let is_deleted = |one: &BackupRecord| {
-            one.view.state == BackupState::Deleting
-                && one.view.host.is_some()
-                && is_same_place(&one.view, &view)
+        let all = match self.record.value.asks {
+            true => Vec::new(),
+            false => self.all().await?,
         };
-        if !self.record.value.asks && self.all().await?.iter().any(is_deleted) {
-            let what = format!("can't back up volume {}", view.volume);
+        if let Some(why) = self.why_not_now(&view, &all) {
             self.waits_for_others = true;
-            let why = "another backup is being deleted at the target";
-            return Err(Problem::unavailable(what, why));
-        }
-        if let Some(other) = self.other_in_turn().await? {
-            self.waits_for_others = true;
-            let why = format!(
-                "backup {other} is being shipped, and the tenant's quota lets one be shipped at a time"
-            );
-            return Err(Problem::unavailable(format!("can't back up volume {}", view.volume), why));
+            return Err(Problem::unavailable(format!("can't back up {}", view.of()), why));
         }
         self.view().host = Some(home.clone());
         self.record.value.asks = true;
         self.record.save().await
     }
 
-    /// A backup after which this one is shipped: the tenant's quota is counted for one at a time.
-    async fn other_in_turn(&self) -> Result<Option<BackupName>, Problem> {
-        let BackupRecord { view, asks, .. } = &self.record.value;
-        if *asks || view.by.is_none() {
-            return Ok(None);
+    /// For which other backup this one waits; `None`: for none.
+    fn why_not_now(&self, view: &Backup, all: &[BackupRecord]) -> Option<String> {
+        let is_deleted = |one: &BackupRecord| {
+            one.view.state == BackupState::Deleting
+                && one.view.host.is_some()
+                && is_same_place(&one.view, view)
+        };
+        if all.iter().any(is_deleted) {
+            return Some("another backup is being deleted at the target".to_owned());
         }
+        if let Some(first) = first_there(view, all) {
+            return Some(format!(
+                "backup {first} is being shipped to the same target, and decides whether the backups there are encrypted"
+            ));
+        }
+        let other = self.other_in_turn(all)?;
+        Some(format!(
+            "backup {other} is being shipped, and the tenant's quota lets one be shipped at a time"
+        ))
+    }
+
+    /// A backup after which this one is shipped: the tenant's quota is counted for one at a time.
+    fn other_in_turn(&self, all: &[BackupRecord]) -> Option<BackupName> {
+        let view = &self.record.value.view;
         let is_before =
             |one: &&BackupRecord| one.asks && room::is_shipped_after(self.cluster, view, &one.view);
-        Ok(self.all().await?.iter().find(is_before).map(|one| one.view.name.clone()))
+        all.iter().find(is_before).map(|one| one.view.name.clone())
     }
 
     /// Nothing is shipped for this backup now, if its home has said so. If the answer was lost, the home may still ship.
@@ -278,6 +295,9 @@ impl Run<'_> {
 
     /// Whether the volume has another home than the one that was asked, or is about to.
     async fn has_moved(&mut self) -> bool {
+        if self.view().image.is_some() {
+            return false;
+        }
         let (volume, asked) = (self.view().volume.clone(), self.view().host.clone());
         let home = volumes::find(self.cluster, &volume).await.ok().map(|record| record.home);
         self.cluster.index.is_changing_home(&volume)
@@ -328,7 +348,11 @@ impl Run<'_> {
     }
 
     async fn let_go(&mut self) -> Result<(), Problem> {
-        let Backup { volume, host, .. } = self.view().clone();
+        let Backup { volume, host, image, .. } = self.view().clone();
+        // Nothing is kept for the backup of an image.
+        if image.is_some() {
+            return Ok(());
+        }
         self.let_go_of(&volume, host).await
     }
 
@@ -337,7 +361,8 @@ impl Run<'_> {
         let view = self.record.value.view.clone();
         let other = |one: &BackupRecord| {
             let is_same_target = one.view.at.address == view.at.address
-                && one.view.vm.is_some() == view.vm.is_some();
+                && one.view.vm.is_some() == view.vm.is_some()
+                && one.view.image.is_none();
             // The one of which this is a part waits for this one.
             let is_root = view.part_of.as_ref() == Some(&one.view.name);
             let mut parts = one.vm.iter().flat_map(|of_vm| &of_vm.has.parts);
@@ -370,5 +395,50 @@ impl Run<'_> {
         }
         self.view().problem = words;
         self.record.save().await
+    }
+}
+
+/// A backup that is shipped as the first one to the place of this one, and is encrypted if this one is not, or the other way round. Of two that began at the same moment,
+/// both would be refused in the end.
+fn first_there<'a>(view: &Backup, all: &'a [BackupRecord]) -> Option<&'a BackupName> {
+    let is_there = |one: &&BackupRecord| is_same_place(&one.view, view);
+    let there = || all.iter().filter(is_there);
+    if there().any(|one| one.view.state == BackupState::Completed) {
+        return None;
+    }
+    let mut others = there().filter(|one| one.asks && one.view.name != view.name);
+    others.find(|one| one.view.encrypted != view.encrypted).map(|one| &one.view.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use perigee_model::backup::BackupTarget;
+
+    use super::super::new_backup;
+    use super::*;
+
+    fn to_s3(name: &str, encrypted: bool) -> BackupRecord {
+        let name = BackupName::new(name).expect("a name");
+        let at = BackupTarget { address: "s3://bucket".to_owned(), endpoint: None };
+        let volume = VolumeName::new("data").expect("a name");
+        let view = Backup { encrypted, ..new_backup(name, volume, at, 1) };
+        BackupRecord { view, whole: false, asks: false, schedule_made_ms: None, vm: None }
+    }
+
+    #[test]
+    fn of_two_first_backups_at_a_target_the_one_that_asks_first_decides_whether_they_are_encrypted()
+    {
+        let (one, other) = (to_s3("one", true), to_s3("other", false));
+        let asking = BackupRecord { asks: true, ..one.clone() };
+        assert_eq!(first_there(&other.view, &[one.clone(), other.clone()]), None, "none asks yet");
+        let all = [asking.clone(), other.clone()];
+        assert_eq!(first_there(&other.view, &all), Some(&one.view.name));
+        assert_eq!(first_there(&one.view, &all), None);
+        let alike = to_s3("alike", true);
+        assert_eq!(first_there(&alike.view, &all), None, "both are encrypted");
+        // The place has backups, and each host finds out what they are.
+        let mut done = to_s3("done", true);
+        done.view.state = BackupState::Completed;
+        assert_eq!(first_there(&other.view, &[asking, done]), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Backups of volumes: one driver for each that is not complete, which alone writes its record.
+//! Backups of volumes, VMs and images: one driver for each that is not complete, which alone writes its record.
 //!
 //! The volume's home ships a backup ([`perigee_model::backup`]); the controller orders that, and has it done again until it is done or given up. What was shipped is
 //! used again, so a controller or a volume server that is killed in the middle loses nothing. A restore whose volume was not made is asked for again by whoever wants
@@ -10,10 +10,12 @@
 //! | When does a schedule begin a backup, and which of its backups are deleted? | `rounds.rs`; the rules: `model/src/backup_schedule.rs` |
 //! | What do people ask of schedules? | `schedules.rs` |
 //! | What is the backup of a VM? | `vm.rs`; how a VM is made of one: `vms/from_backup.rs` (what is asked for), `jobs/from_backup.rs` (what its driver does) |
+//! | What is the backup of an image? | `image.rs` |
 //! | Where may a tenant's users have backups made, and how much may these hold? | `accounts/backups.rs` |
 //! | Which backups are being read? | `reading.rs`; of which do volumes still get bytes? `restoring.rs` |
 
 mod driver;
+mod image;
 mod reading;
 mod restore;
 mod restoring;
@@ -26,8 +28,9 @@ use std::sync::Arc;
 
 use perigee_model::backup::{
     Backup, BackupOf, BackupState, BackupTarget, BackupUser, CheckBackup, FoundBackup, ListBackups,
-    LookForBackups, NewBackup, VerifiedBackup, VerifyBackup,
+    LookForBackups, NewBackup, VerifiedBackup, VerifyBackup, in_place_of_volume,
 };
+use perigee_model::backup_key::BackupKey;
 use perigee_model::limits::{BACKUPS, TENANT_BACKUPS};
 use perigee_model::persistent_vm::CloudInit;
 use perigee_model::units::compact_time;
@@ -39,12 +42,13 @@ use crate::accounts::backups as room;
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
 use crate::records::{JobRecord, VolumeRecord, volume_key};
-use crate::storage::volumes;
+use crate::storage::{images, volumes};
 
 pub use driver::drive;
+pub use image::restore as restore_image;
 pub use reading::begin as begin_reading;
 pub use restore::{drop_disk, find, forget_disk, restore, restore_disk};
-pub use restoring::{all as restoring, check_whole, drive as drive_restore};
+pub use restoring::{all as restoring, check_whole, drive as drive_restore, send_lost_keys};
 pub use rounds::run;
 use vm::OfVm;
 
@@ -66,6 +70,8 @@ pub struct BackupRecord {
 }
 
 const BACKUPS_PREFIX: &str = "backups/";
+/// So many backups of others are named where a tenant is to have a target.
+const OTHERS_NAMED: usize = 5;
 
 fn backup_key(name: &BackupName) -> String {
     format!("{BACKUPS_PREFIX}{name}")
@@ -84,10 +90,10 @@ pub async fn drive_all(cluster: &Cluster) -> Result<(), Problem> {
     restoring::drive_all(cluster).await
 }
 
-/// Begins a backup of a volume or of a VM for this user, or for an admin; the answer comes at once.
+/// Begins a backup of a volume, of a VM or of an image for this user, or for an admin; the answer comes at once.
 ///
 /// # Errors
-/// `NotFound` if there is no such volume or VM; `Conflict` if it is a job's own; `Invalid` for a target that can't be one; `Forbidden` for one that the user's tenant may
+/// `NotFound` if there is no such thing; `Conflict` if it is a job's own; `Invalid` for a target that can't be one; `Forbidden` for one that the user's tenant may
 /// not use.
 pub async fn create(
     cluster: &Arc<Cluster>,
@@ -95,20 +101,28 @@ pub async fn create(
     by: Option<BackupUser>,
 ) -> Result<Backup, Problem> {
     ask.to.check()?;
-    let of = BackupOf::one(ask.volume, ask.vm)?;
+    let of = BackupOf::one(ask.volume, ask.vm, ask.image)?;
     let what = format!("can't back up {of}");
-    if let BackupOf::Volume(volume) = &of {
-        volumes::find(cluster, volume).await?;
-    }
+    find_thing(cluster, &what, &of).await?;
     check_listed(cluster, &what, &of).await?;
     let NewBackup { to, whole, encrypted, .. } = ask;
     begin(cluster, Begin { of, to, whole, encrypted, schedule: None, by }).await
 }
 
-/// Refuses what is a job's own, and a VM that there is not.
+/// Refuses a volume or an image that there is not, of which hosts may be asked.
+async fn find_thing(cluster: &Cluster, what: &str, of: &BackupOf) -> Result<(), Problem> {
+    match of {
+        BackupOf::Volume(volume) => volumes::find(cluster, volume).await.map(drop),
+        BackupOf::Image(name) => image::check(cluster, what, name).await,
+        BackupOf::Vm(_) => Ok(()),
+    }
+}
+
+/// Refuses what is a job's own, and a VM or an image that there is not. No host is asked.
 async fn check_listed(cluster: &Cluster, what: &str, of: &BackupOf) -> Result<(), Problem> {
     let volume = match of {
         BackupOf::Vm(name) => return vm::find(cluster, name).map(drop),
+        BackupOf::Image(name) => return image::check_listed(cluster, what, name).await,
         BackupOf::Volume(volume) => volume,
     };
     match cluster.records.read::<VolumeRecord>(&volume_key(volume)).await? {
@@ -142,35 +156,34 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
         .map_err(|error| Problem::invalid(&what, error))?;
     let (volume, vm) = match &of {
         BackupOf::Volume(volume) => (volume.clone(), None),
+        BackupOf::Image(image) => (in_place_of_volume(image), None),
         BackupOf::Vm(vm) => {
             let (root, has) = vm::describe(cluster, vm, &name)?;
             (root, Some(OfVm { has, sealed: BTreeMap::new() }))
         }
     };
     let parts: Vec<BackupName> = vm.iter().flat_map(OfVm::parts).collect();
-    let known = list(cluster).await?;
-    check_number(&known, &what, by.as_ref(), 1 + parts.len())?;
     if encrypted {
         room::check_encrypted(cluster, &what, name.as_str()).await?;
     }
     let (schedule, schedule_made_ms) = schedule.unzip();
-    let is_of_vm = match of {
-        BackupOf::Volume(_) => None,
-        BackupOf::Vm(vm) => Some(vm),
+    let (of_vm, of_image) = match of {
+        BackupOf::Volume(_) => (None, None),
+        BackupOf::Vm(vm) => (Some(vm), None),
+        BackupOf::Image(image) => (None, Some(image)),
     };
     let new = new_backup(name, volume, to, begun_ms);
-    let view = Backup { vm: is_of_vm, parts, schedule, by, encrypted, ..new };
-    vm::check_alone(cluster, &view).await?;
+    let view = Backup { vm: of_vm, image: of_image, parts, schedule, by, encrypted, ..new };
+    // Of two that are begun at the same moment, the second one finds the first one.
+    let _beginning = cluster.beginning_backups.lock().await;
+    let known = list(cluster).await?;
+    check_number(&known, &what, view.by.as_ref(), 1 + view.parts.len())?;
+    vm::check_alone(&known, &view)?;
     let record = BackupRecord { view: view.clone(), whole, asks: false, schedule_made_ms, vm };
     if !cluster.records.create_asked(&backup_key(&view.name), &record).await? {
         return Err(
             Problem::conflict(what, "another backup of it began in this second").next("try again")
         );
-    }
-    // Of two that were begun at the same moment, each finds the other.
-    if let Err(problem) = vm::check_alone(cluster, &view).await {
-        cluster.records.remove(&backup_key(&view.name)).await?;
-        return Err(problem);
     }
     cluster.drive_backup(&view.name);
     Ok(view)
@@ -194,6 +207,44 @@ pub async fn any_of_tenant(
     let mut schedules = schedules.filter(|one| room::is_of(one.view.by.as_ref(), tenant));
     let schedule = || schedules.next().map(|one| format!("schedule {} of backups", one.view.name));
     Ok(backup.or_else(schedule))
+}
+
+/// Refuses targets where backups of others than this tenant's users are, as far as the controller knows. One that the tenant has already is not looked at.
+///
+/// # Errors
+/// `NotFound` if there is no such tenant; `Conflict`, which names the backups and schedules.
+pub async fn check_no_others(
+    cluster: &Cluster,
+    tenant: &TenantName,
+    targets: &[BackupTarget],
+) -> Result<(), Problem> {
+    let has = cluster.accounts.tenant(tenant)?.backup_targets;
+    let backups = list(cluster).await?;
+    let schedules = schedules::records(cluster).await?;
+    for target in targets.iter().filter(|target| !has.contains(target)) {
+        let is_others = |at: &BackupTarget, by: Option<&BackupUser>| {
+            at.overlaps(target) && !room::is_of(by, tenant)
+        };
+        let there = backups.iter().filter(|one| is_others(&one.at, one.by.as_ref()));
+        let there = there.filter(|one| one.part_of.is_none());
+        let there = there.map(|one| format!("backup {}", one.name));
+        let planned = schedules.iter().map(|one| &one.view).filter(|one| one.ended.is_empty());
+        let planned = planned.filter(|one| is_others(&one.to, one.by.as_ref()));
+        let planned = planned.map(|one| format!("schedule {}", one.name));
+        let all: Vec<String> = there.chain(planned).collect();
+        if all.is_empty() {
+            continue;
+        }
+        let more = all.len().saturating_sub(OTHERS_NAMED);
+        let named = all[..all.len() - more].join(", ");
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let what = format!("can't set the targets for backups of tenant {tenant}");
+        let why = format!("{} is a place of others: {named}{more}", target.address);
+        return Err(Problem::conflict(what, why).next(
+            "choose another place, or delete these first (perigee backup delete, perigee backup unschedule)",
+        ));
+    }
+    Ok(())
 }
 
 /// Refuses more backups than there can be, of all and of a user's tenant.
@@ -222,6 +273,7 @@ pub(crate) fn new_backup(
         name,
         volume,
         vm: None,
+        image: None,
         parts: Vec::new(),
         part_of: None,
         at,
@@ -272,6 +324,18 @@ pub async fn known(cluster: &Cluster, name: &BackupName) -> Result<Option<Backup
     Ok(record.map(|record| record.view))
 }
 
+/// The key with which a host reads a backup, if the backup's tenant has one, and whether the controller knows that the backup is encrypted.
+///
+/// # Errors
+/// If the store can't be read.
+pub async fn encryption(
+    cluster: &Cluster,
+    name: &BackupName,
+) -> Result<(Option<BackupKey>, bool), Problem> {
+    let encrypted = known(cluster, name).await?.is_some_and(|known| known.encrypted);
+    Ok((room::key_of(cluster, name.as_str()), encrypted))
+}
+
 /// What is said of a backup that the controller does not know.
 pub fn unknown(name: &BackupName) -> Problem {
     Problem::not_found(format!("backup {name}"), "the controller knows no backup with this name")
@@ -312,6 +376,9 @@ pub async fn delete(cluster: &Cluster, name: &BackupName, forget: bool) -> Resul
     if let Some(record) = cluster.unfinished_jobs().iter().find(|record| makes(record)) {
         let why = format!("VM {} is being made of it", record.job.id);
         return refused(why, "wait until that is over");
+    }
+    if let Some(image) = images::made_of(cluster, name).await? {
+        return refused(format!("image {image} is being made of it"), "wait until that is over");
     }
     if let Some(root) = &view.part_of
         && let Some(root) = cluster.records.read::<BackupRecord>(&backup_key(root)).await?
@@ -383,8 +450,7 @@ pub async fn verify(
     for name in std::iter::once(name).chain(&parts) {
         let (at, host) = place(cluster, name, ask.at.clone(), ask.host.clone()).await?;
         let host = reader(cluster, &at, host.as_ref()).await?;
-        let key = room::key_of(cluster, name.as_str());
-        let encrypted = known(cluster, name).await?.is_some_and(|known| known.encrypted);
+        let (key, encrypted) = encryption(cluster, name).await?;
         let ask = VerifyBackup { backup: name.clone(), at, key, encrypted };
         let read: VerifiedBackup =
             host.volume.post_long("/v1/backups/verify", &ask, |_: Progress| {}).await?;

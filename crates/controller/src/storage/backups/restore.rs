@@ -14,7 +14,7 @@ use perigee_model::{
 use uuid::Uuid;
 
 use super::restoring::RestoreRecord;
-use super::{known, place, reader, reading, restoring, room};
+use super::{encryption, place, reader, reading, restoring};
 use crate::accounts;
 use crate::clock::now_ms;
 use crate::cluster::{Cluster, HostLink};
@@ -77,6 +77,7 @@ impl New<'_> {
         cluster: &Cluster,
         host: &HostLink,
     ) -> Result<Result<VolumeInfo, Problem>, Problem> {
+        let (key, encrypted) = encryption(cluster, self.backup).await?;
         let ask = RestoreVolume {
             backup: self.backup.clone(),
             from: self.from.clone(),
@@ -85,8 +86,8 @@ impl New<'_> {
             at_once: (!self.whole).then_some(self.layer),
             layer: self.whole.then_some(self.layer),
             owner: self.owner.clone(),
-            key: room::key_of(cluster, self.backup.as_str()),
-            encrypted: known(cluster, self.backup).await?.is_some_and(|known| known.encrypted),
+            key,
+            encrypted,
         };
         if !self.whole
             && let Err(problem) = restoring::begin(cluster, &self.record(host)).await
@@ -121,6 +122,9 @@ impl New<'_> {
         host: &HostLink,
     ) -> Result<Option<VolumeInfo>, Problem> {
         let Some(info) = self.made_before(host).await? else { return Ok(None) };
+        if self.owner.is_none() {
+            volumes::record_made(cluster, &host.id, &info).await?;
+        }
         if !self.whole && info.chain.contains(&self.layer) {
             restoring::begin(cluster, &self.record(host)).await?;
             restoring::answered(cluster, self.layer, &Ok(Ok(info.clone()))).await?;
@@ -154,9 +158,7 @@ pub async fn restore_disk(
         }
         made => made?,
     };
-    if disk.role.is_data() {
-        volumes::record_made(cluster, &host.id, &info).await?;
-    } else if info.owner != new.owner {
+    if !disk.role.is_data() && info.owner != new.owner {
         host.volume.delete(&format!("/v1/volumes/{}", disk.volume)).await?;
         let what = format!("can't make disk {} of backup {backup}", disk.volume);
         let why = format!("the volume server of host {} is of an older version", host.id);
@@ -241,8 +243,8 @@ pub async fn find(
 ) -> Result<(FoundBackup, BackupTarget, Arc<HostLink>), Problem> {
     let (at, host) = place(cluster, name, from, host).await?;
     let host = reader(cluster, &at, host.as_ref()).await?;
-    let (only, key) = (Some(name.clone()), room::key_of(cluster, name.as_str()));
-    let encrypted = known(cluster, name).await?.is_some_and(|known| known.encrypted);
+    let (key, encrypted) = encryption(cluster, name).await?;
+    let only = Some(name.clone());
     let ask = ListBackups { at: at.clone(), only, is_short: false, key, encrypted };
     let all: Vec<FoundBackup> = host.volume_slow.post("/v1/backups/list", &ask).await?;
     let Some(found) = all.into_iter().find(|found| found.name == *name) else {

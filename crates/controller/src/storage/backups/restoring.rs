@@ -9,14 +9,16 @@ use std::time::Duration;
 
 use perigee_model::backup::{BackupState, BackupTarget, Restoring, RestoringLayer, SendBackupKey};
 use perigee_model::volume::VolumeInfo;
-use perigee_model::{BackupName, HostId, LayerId, Problem, ProblemKind, VolumeName};
+use perigee_model::{BackupName, HostId, LayerId, Problem, ProblemKind, TenantName, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use super::driver::LOOKING;
 use super::rounds::millis;
-use super::{BackupRecord, backup_key, room};
+use super::{BackupRecord, backup_key, known, room};
 use crate::clock::now_ms;
+use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, HostLink};
+use crate::records::{JobRecord, VolumeRecord};
 use crate::storage::moves::in_words;
 
 /// A volume whose layer gets its bytes from a backup.
@@ -41,6 +43,8 @@ pub struct RestoreRecord {
 const RESTORES_PREFIX: &str = "restores/";
 /// A host whose answer was lost makes no volume so long after it was asked.
 const MADE_MAX: Duration = Duration::from_secs(600);
+/// How often hosts are asked for layers that lack a key, as a multiple of the monitor's period: 30 s.
+const MONITORED: u32 = 15;
 /// How often a host is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -202,7 +206,7 @@ async fn look(cluster: &Cluster, record: &RestoreRecord) -> Found {
     match all.into_iter().find(|one| one.layer == record.layer) {
         Some(found) => {
             if found.lacks_key {
-                send_key(cluster, &host, record).await;
+                send_key(cluster, &host, &record.view.backup, &record.from).await;
             }
             Found::Layer(found)
         }
@@ -216,12 +220,62 @@ async fn look(cluster: &Cluster, record: &RestoreRecord) -> Found {
 }
 
 /// The host has the key in memory only, and was started again.
-async fn send_key(cluster: &Cluster, host: &HostLink, record: &RestoreRecord) {
-    let Some(key) = room::key_of(cluster, record.view.backup.as_str()) else { return };
-    let ask = SendBackupKey { at: record.from.clone(), key };
+async fn send_key(cluster: &Cluster, host: &HostLink, backup: &BackupName, from: &BackupTarget) {
+    let Some(key) = room::key_of(cluster, backup.as_str()) else { return };
+    let ask = SendBackupKey { at: from.clone(), key };
     if let Err(problem) = host.volume.post::<()>("/v1/backups/key", &ask).await {
-        tracing::warn!(%problem, "host {} lacks the key of backup {}", host.id, record.view.backup);
+        tracing::warn!(%problem, "host {} lacks the key of backup {backup}", host.id);
     }
+}
+
+/// Sends hosts the keys that layers of theirs lack, also where the record of a restore was lost with an older state of the controller. Runs until the controller ends.
+pub async fn send_lost_keys(cluster: Arc<Cluster>, task: Task) {
+    loop {
+        task.round(send_lacking(&cluster)).await;
+        tokio::time::sleep(cluster.timing.monitor * MONITORED).await;
+    }
+}
+
+async fn send_lacking(cluster: &Cluster) -> Result<String, Problem> {
+    let (hosts, mut lacking) = (cluster.hosts.serving(), 0);
+    for host in &hosts {
+        // One that does not answer is asked again.
+        let all = host.volume.get::<Vec<RestoringLayer>>("/v1/backups/restoring").await;
+        for layer in all.unwrap_or_default().into_iter().filter(|layer| layer.lacks_key) {
+            lacking += 1;
+            let Ok(backup) = BackupName::new(layer.backup) else { continue };
+            if may_have_key(cluster, host, &backup).await? {
+                send_key(cluster, host, &backup, &layer.from).await;
+            } else {
+                let host = &host.id;
+                tracing::warn!(
+                    "host {host} asks for the key of backup {backup}, and has nothing of that tenant"
+                );
+            }
+        }
+    }
+    Ok(format!("asked {} hosts, of which {lacking} layers lacked a key", hosts.len()))
+}
+
+/// Whether a host has a record of something of the backup's tenant, and so had the key before: the host may have been broken into.
+async fn may_have_key(
+    cluster: &Cluster,
+    host: &HostLink,
+    backup: &BackupName,
+) -> Result<bool, Problem> {
+    let tenant = TenantName::of(backup.as_str());
+    let has_shipped = known(cluster, backup).await?.and_then(|known| known.host);
+    if has_shipped.as_ref() == Some(&host.id) {
+        return Ok(true);
+    }
+    let volumes: Vec<VolumeRecord> = cluster.records.list("volumes/").await?;
+    let is_its =
+        |volume: &VolumeRecord| volume.home == host.id && tenant.owns(volume.name.as_str());
+    let has_disk = |record: &Arc<JobRecord>| {
+        let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+        tenant.owns(record.job.id.as_str()) && disks.any(|disk| disk.home == host.id)
+    };
+    Ok(volumes.iter().any(is_its) || cluster.unfinished_jobs().iter().any(has_disk))
 }
 
 /// A host that answers and says that a layer of it needs the backup. The record of that may be lost: the controller may be restored from an older state.

@@ -18,7 +18,7 @@ use super::{
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
 use crate::cluster::tasks::Task;
-use crate::records::{VolumeRecord, volume_key};
+use crate::records::{ImageRecord, VolumeRecord, image_key, volume_key};
 use crate::storage::moves::in_words;
 use crate::storage::volumes;
 
@@ -216,6 +216,11 @@ impl Look<'_, '_> {
             let is_it = record.map(|record| record.job.submitted_ms) == self.record.vm_made_ms;
             return Ok(is_it.then(|| BackupOf::Vm(vm.clone())));
         }
+        if let Some(image) = &view.image {
+            // It never changes: another one of this name is what is to be backed up now.
+            let record: Option<ImageRecord> = self.cluster.records.read(&image_key(image)).await?;
+            return Ok(record.map(|record| BackupOf::Image(record.name)));
+        }
         let Some(volume) = &view.volume else { return Ok(None) };
         let record: Option<VolumeRecord> = self.cluster.records.read(&volume_key(volume)).await?;
         Ok(record.map(|record| BackupOf::Volume(record.name)))
@@ -332,6 +337,7 @@ mod tests {
             name: "data".parse().expect("a name"),
             volume: None,
             vm: None,
+            image: None,
             to: BackupTarget { address: "/srv".to_owned(), endpoint: None },
             every_s: 60,
             keep: Vec::new(),

@@ -9,10 +9,9 @@ use perigee_model::{BackupName, Problem, ScheduleName, TenantName, VolumeName};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
-use super::{BACKUPS_PREFIX, BackupRecord, check_listed, room, vm};
+use super::{BACKUPS_PREFIX, BackupRecord, check_listed, find_thing, room, vm};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
-use crate::storage::volumes;
 
 /// A schedule of backups.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,26 +67,24 @@ pub async fn records(cluster: &Cluster) -> Result<Vec<ScheduleRecord>, Problem> 
     cluster.records.list(SCHEDULES).await
 }
 
-/// Makes a schedule, whose first backup is due at once, or changes the one of the same volume or VM with the same target.
+/// Makes a schedule, whose first backup is due at once, or changes the one of the same thing with the same target.
 ///
 /// # Errors
-/// `NotFound` if there is no such volume or VM; `Conflict` if it is a job's own; `Invalid` for what can't be a schedule; `Forbidden` for a target that the user's tenant may
+/// `NotFound` if there is no such volume, VM or image; `Conflict` if it is a job's own; `Invalid` for what can't be a schedule; `Forbidden` for a target that the user's tenant may
 /// not use.
 pub async fn set(
     cluster: &Arc<Cluster>,
     ask: NewBackupSchedule,
     by: Option<BackupUser>,
 ) -> Result<BackupSchedule, Problem> {
-    let of = BackupOf::one(ask.volume.clone(), ask.vm.clone())?;
+    let of = BackupOf::one(ask.volume.clone(), ask.vm.clone(), ask.image.clone())?;
     let what = format!("can't back up {of} by a schedule");
     ask.check(&what)?;
     room::check_target(cluster, &what, by.as_ref(), &ask.to).await?;
     if ask.encrypted {
         room::check_encrypted(cluster, &what, of.name()).await?;
     }
-    if let BackupOf::Volume(volume) = &of {
-        volumes::find(cluster, volume).await?;
-    }
+    find_thing(cluster, &what, &of).await?;
     let _turn = TURN.lock().await;
     // From here on nobody asks a host: whoever deletes the volume ends its schedules, before or after this.
     check_listed(cluster, &what, &of).await?;
@@ -95,7 +92,8 @@ pub async fn set(
     let is_of_same = |one: &&ScheduleRecord| {
         let view = &one.view;
         let is_of_tenant = tenant_of(view.by.as_ref()) == tenant_of(by.as_ref());
-        is_of_tenant && view.volume == ask.volume && view.vm == ask.vm && view.to == ask.to
+        let is_of_thing = view.volume == ask.volume && view.vm == ask.vm && view.image == ask.image;
+        is_of_tenant && is_of_thing && view.to == ask.to
     };
     if let Some(there) = all.iter().find(is_of_same) {
         if there.view.ended.is_empty() {
@@ -110,7 +108,7 @@ pub async fn set(
         TENANT_BACKUP_SCHEDULES.check(own + 1).map_err(|error| error.problem(&what).next(next))?;
     }
     let vm_made_ms = match &of {
-        BackupOf::Volume(_) => None,
+        BackupOf::Volume(_) | BackupOf::Image(_) => None,
         BackupOf::Vm(name) => Some(vm::find(cluster, name)?.job.submitted_ms),
     };
     let made_ms = now_ms();
@@ -118,6 +116,7 @@ pub async fn set(
         name: free_name(&what, of.name(), &all)?,
         volume: ask.volume,
         vm: ask.vm,
+        image: ask.image,
         to: ask.to,
         every_s: ask.every_s,
         keep: ask.keep,

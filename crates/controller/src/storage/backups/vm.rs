@@ -100,15 +100,14 @@ fn own_disk(record: &JobRecord, what: &str, role: DiskRole) -> Result<VolumeName
 ///
 /// # Errors
 /// `Conflict`.
-pub async fn check_alone(cluster: &Cluster, new: &Backup) -> Result<(), Problem> {
+pub fn check_alone(known: &[Backup], new: &Backup) -> Result<(), Problem> {
     let Some(vm) = &new.vm else { return Ok(()) };
-    let is_other = |one: &Backup| {
+    let is_other = |one: &&Backup| {
         let is_shipped = one.state == BackupState::Shipping && one.part_of.is_none();
         let is_same = one.vm.as_ref() == Some(vm) && one.at.address == new.at.address;
         is_shipped && is_same && one.name != new.name
     };
-    let all = super::list(cluster).await?;
-    let Some(other) = all.into_iter().find(is_other) else { return Ok(()) };
+    let Some(other) = known.iter().find(is_other) else { return Ok(()) };
     let why = format!("backup {} of it is being shipped to the same target", other.name);
     Err(Problem::conflict(format!("can't back up VM {vm}"), why)
         .next("wait until that one is complete, or has failed: perigee backup list"))

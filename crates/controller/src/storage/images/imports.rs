@@ -1,4 +1,4 @@
-//! Imports. One is recorded until its host has reported the result. If the answer is lost, the import is requested
+//! Imports, and restores of backups. One is recorded until its host has reported the result. If the answer is lost, the import is requested
 //! again with the same layer, so the image is made only once.
 
 use std::future::Future;
@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::{Stream, StreamExt as _, stream};
 use perigee_http::Method;
+use perigee_model::backup::RestoreImage;
 use perigee_model::job::{ClusterImage, HostState, NewImage};
 use perigee_model::volume::{ImageInfo, ImportImage, TREE_PREFIX, Upload};
 use perigee_model::{HostId, ImageName, LayerId, Problem, ProblemKind, TenantName};
+use serde::Serialize;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -21,8 +23,9 @@ use crate::clock::now_ms;
 use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, Hold, HostLink};
 use crate::records::{
-    ImageRecord, PendingImport, UPLOAD_KEPT_MS, UPLOADS, UploadRecord, image_key,
+    ImageRecord, ImportedBackup, PendingImport, UPLOAD_KEPT_MS, UPLOADS, UploadRecord, image_key,
 };
+use crate::storage::backups;
 use crate::storage::volumes::{reachable, roomiest};
 
 /// So much of a refused upload is read, for so long.
@@ -40,18 +43,46 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
         None => roomiest(cluster).await?,
     };
     let what = format!("can't import image {}", new.name);
-    let Some(_importing) = cluster.index.begin_import(&new.name) else {
+    let (host, source, format) = (first.id.clone(), new.source, new.format);
+    let import = PendingImport { host, source, format, backup: None };
+    let record = ImageRecord { leave_site: new.leave_site, ..ImageRecord::new(new.name) };
+    make(cluster, &what, record, &first, import).await
+}
+
+/// Makes an image of a backup at this host. The other hosts that are up get copies, which can be used at once.
+///
+/// # Errors
+/// `Conflict` if the name is taken, or the backup damaged; `NoSpace`; what the host says. Then there is no image.
+pub async fn restore(
+    cluster: &Cluster,
+    what: &str,
+    name: ImageName,
+    of: ImportedBackup,
+    host: &HostLink,
+) -> Result<ClusterImage, Problem> {
+    let (source, format, backup) = (String::new(), None, Some(of));
+    let import = PendingImport { host: host.id.clone(), source, format, backup };
+    make(cluster, what, ImageRecord::new(name), host, import).await
+}
+
+/// Makes an image in this way, on a new layer.
+async fn make(
+    cluster: &Cluster,
+    what: &str,
+    record: ImageRecord,
+    host: &HostLink,
+    import: PendingImport,
+) -> Result<ClusterImage, Problem> {
+    let name = record.name.clone();
+    let Some(_importing) = cluster.index.begin_import(&name) else {
         return Err(Problem::conflict(what, "an import with this name is running")
             .next("wait for it; `perigee image list` shows its result"));
     };
-    let import = PendingImport { host: first.id.clone(), source: new.source, format: new.format };
     let layer = Some(LayerId(Uuid::new_v4()));
-    let leave_site = new.leave_site;
-    let import = Some(import);
-    let record = ImageRecord { layer, import, leave_site, ..ImageRecord::new(new.name.clone()) };
-    take_name(cluster, &what, &record).await?;
-    let note = finish_import(cluster, &first, record).await?;
-    Ok(ClusterImage { note, ..image(cluster, &new.name).await? })
+    let record = ImageRecord { layer, import: Some(import), ..record };
+    take_name(cluster, what, &record).await?;
+    let note = finish_import(cluster, host, record).await?;
+    Ok(ClusterImage { note, ..image(cluster, &name).await? })
 }
 
 /// Makes an image of inputs at one host, of a tree that `send` sends there. Its name is taken before: if the controller
@@ -89,9 +120,15 @@ async fn finish_import(
         return Ok(String::new());
     };
     let (name, key) = (record.name.clone(), image_key(&record.name));
-    let (source, format, leave_site) = (import.source.clone(), import.format, record.leave_site);
-    let ask = ImportImage { name: name.clone(), source, format, layer: Some(layer), leave_site };
-    let answer = request_import(cluster, host, &ask).await?;
+    let answer = match &import.backup {
+        Some(of) => request_restore(cluster, host, &name, layer, of).await?,
+        None => {
+            let (source, format) = (import.source.clone(), import.format);
+            let (layer, leave_site) = (Some(layer), record.leave_site);
+            let ask = ImportImage { name: name.clone(), source, format, layer, leave_site };
+            request_import(cluster, host, &ask).await?
+        }
+    };
     // The host has said how it ended, and has removed the file.
     cluster.records.remove(&UploadRecord::key(&host.id, &import.source)).await?;
     let info = match answer {
@@ -103,7 +140,9 @@ async fn finish_import(
     };
     let is_of_inputs = record.inputs.is_some();
     let made_at = Some(host.id.clone());
-    let known = ImageRecord { import: None, made_at, content: info.content, ..record };
+    // A backup says whether its image may leave its site.
+    let leave_site = if info.leave_site.is_never() { info.leave_site } else { record.leave_site };
+    let known = ImageRecord { import: None, made_at, leave_site, content: info.content, ..record };
     if is_of_inputs {
         // Room for its files was taken before. The disk has more, which is empty.
         return cluster.records.put(&key, &known).await.map(|()| info.note);
@@ -124,10 +163,41 @@ async fn request_import(
     host: &HostLink,
     ask: &ImportImage,
 ) -> Result<Result<ImageInfo, Problem>, Problem> {
-    let name = &ask.name;
+    let asked = request(cluster, host, &ask.name, "/v1/images", ask).await;
+    if let (Err(problem), Some(tree)) = (&asked, ask.source.strip_prefix(TREE_PREFIX))
+        && problem.kind == ProblemKind::Conflict
+    {
+        // No image will be made of it. If the host does not answer, it goes by itself after an hour.
+        drop(host.volume.delete(&format!("/v1/trees/{tree}")).await);
+    }
+    asked
+}
+
+/// The same of a restore. Meanwhile the backup is not deleted.
+async fn request_restore(
+    cluster: &Cluster,
+    host: &HostLink,
+    name: &ImageName,
+    layer: LayerId,
+    of: &ImportedBackup,
+) -> Result<Result<ImageInfo, Problem>, Problem> {
+    let _reading = backups::begin_reading(&of.backup);
+    let (key, encrypted) = backups::encryption(cluster, &of.backup).await?;
+    let (backup, from) = (of.backup.clone(), of.from.clone());
+    let ask = RestoreImage { backup, from, layer, key, encrypted };
+    request(cluster, host, name, &format!("/v1/images/{name}/restore"), &ask).await
+}
+
+async fn request(
+    cluster: &Cluster,
+    host: &HostLink,
+    name: &ImageName,
+    path: &str,
+    ask: &(impl Serialize + Sync),
+) -> Result<Result<ImageInfo, Problem>, Problem> {
     let mut cancelled = cluster.cancelled_imports.subscribe();
     tokio::select! {
-        answer = host.volume.hear_long("/v1/images", ask, |_| {}) => match answer {
+        answer = host.volume.hear_long(path, ask, |_| {}) => match answer {
             Err(problem) if problem.kind == ProblemKind::Unavailable => {
                 Err(problem.next(format!(
                     "the import continues when host {} answers, and `perigee image list` shows it then; to \
@@ -140,10 +210,6 @@ async fn request_import(
         },
         // Whoever deletes the image removes the record as well.
         () = is_cancelled(&mut cancelled, name) => {
-            if let Some(tree) = ask.source.strip_prefix(TREE_PREFIX) {
-                // No image will be made of it. If the host does not answer, it goes by itself after an hour.
-                drop(host.volume.delete(&format!("/v1/trees/{tree}")).await);
-            }
             let why = "the image was deleted before its import had ended";
             Err(Problem::conflict(format!("can't import image {name}"), why))
         }

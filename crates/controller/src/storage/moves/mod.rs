@@ -52,7 +52,7 @@ enum Step {
 /// When the store fails; the caller tries again.
 pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName) -> Result<(), Problem> {
     let intent_key = volume_move_intent_key(&volume);
-    let mut intents = cluster.records.watch(&intent_key);
+    let mut intents = cluster.records.watch_key(&intent_key);
     let (mut informed, mut failing_since, mut pause) = (BTreeSet::new(), None, cluster.timing.poll);
     let mut pace_of_copy = Pace::default();
     loop {

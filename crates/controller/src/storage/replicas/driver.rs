@@ -37,7 +37,7 @@ const DOUBLED_MAX: u32 = 6;
 /// When the store fails; the caller tries again.
 pub async fn drive(cluster: Arc<Cluster>, volume: VolumeName, site: SiteId) -> Result<(), Problem> {
     let key = intent_key(&volume, &site);
-    let mut intents = cluster.records.watch(&key);
+    let mut intents = cluster.records.watch_key(&key);
     let mut disks = cluster.records.watch(KEPT_DISKS);
     let (mut rounds, mut pause) = (Rounds::default(), cluster.timing.poll);
     loop {

@@ -1,6 +1,6 @@
 //! The part of a fake volume server that ships backups: of what a target has, it remembers what it was asked to ship.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,12 +9,13 @@ use axum::extract::{Path, State};
 use axum::routing::post;
 use perigee_http::{Json, Reply};
 use perigee_model::backup::{
-    BackupTarget, DeleteBackup, FoundBackup, RestoreVolume, RestoringLayer, SealForBackup,
-    SealedForBackup, SendBackupKey, ShipBackup, ShippedBackup, VmBackup,
+    BackupTarget, DeleteBackup, FoundBackup, ListBackups, RestoreImage, RestoreVolume,
+    RestoringLayer, SealForBackup, SealedForBackup, SendBackupKey, ShipBackup, ShippedBackup,
+    VmBackup,
 };
 use perigee_model::backup_key::BackupKey;
-use perigee_model::volume::{CreateVolume, IoStats, Step, VolumeInfo, VolumeSource};
-use perigee_model::{BackupName, LayerId, Problem, VolumeName};
+use perigee_model::volume::{CreateVolume, ImageInfo, IoStats, Step, VolumeInfo, VolumeSource};
+use perigee_model::{BackupName, ImageName, LayerId, Problem, VolumeName};
 
 use super::measure::step;
 use super::restoring::TO_COME_BYTES;
@@ -25,6 +26,8 @@ use super::{Inside, Shared, Volume, volume_info};
 pub struct Backups {
     /// What each target has.
     pub at: BTreeMap<String, BTreeMap<BackupName, ShipBackup>>,
+    /// Those of images.
+    pub of_images: BTreeSet<BackupName>,
     /// The volumes that were sealed together.
     pub sealed: Vec<Vec<VolumeName>>,
     /// How often something was to be shipped.
@@ -39,12 +42,16 @@ pub struct Backups {
     pub stays: Option<BackupName>,
     /// The keys that were sent.
     pub keys: Vec<BackupKey>,
+    /// The keys with which targets were listed.
+    pub listed_with: Vec<Option<BackupKey>>,
 }
 
 pub fn routes() -> Router<Arc<Mutex<Inside>>> {
     Router::new()
         .route("/v1/volumes/{volume}/backup", post(ship))
         .route("/v1/volumes/{volume}/backup/end", post(end))
+        .route("/v1/images/{image}/backup", post(ship_image))
+        .route("/v1/images/{image}/restore", post(restore_image))
         .route("/v1/backups/delete", post(delete))
         .route("/v1/backups/key", post(take_key))
         .route("/v1/backups/seal", post(seal))
@@ -57,6 +64,10 @@ async fn ship(
     Path(_): Path<VolumeName>,
     Json(ask): Json<ShipBackup>,
 ) -> String {
+    ship_it(&inside, ask).await
+}
+
+async fn ship_it(inside: &Mutex<Inside>, ask: ShipBackup) -> String {
     inside.lock().expect("lock").backups.asked += 1;
     while inside.lock().expect("lock").backups.hangs {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -86,6 +97,22 @@ async fn ship(
         held_bytes,
         encrypted,
     }))
+}
+
+async fn ship_image(
+    State(inside): Shared,
+    Path(image): Path<ImageName>,
+    Json(ask): Json<ShipBackup>,
+) -> String {
+    {
+        let inside = &mut *inside.lock().expect("lock");
+        if !inside.images.contains_key(&image) {
+            let none = Problem::not_found("can't back up", "there is no such image");
+            return step(&Step::<ShippedBackup>::Failed(none));
+        }
+        inside.backups.of_images.insert(ask.name.clone());
+    }
+    ship_it(&inside, ask).await
 }
 
 async fn end(State(_): Shared, Json(_): Json<BackupTarget>) -> Reply<()> {
@@ -127,10 +154,15 @@ async fn seal(
     Ok(Json(sealed))
 }
 
-async fn list(State(inside): Shared, Json(at): Json<BackupTarget>) -> Reply<Vec<FoundBackup>> {
-    let inside = inside.lock().expect("lock");
-    let all = inside.backups.at.get(&at.address).into_iter().flatten();
-    let shipped = all.map(|(name, asked)| found(name, asked.now_ms, asked.vm.clone()));
+async fn list(State(inside): Shared, Json(ask): Json<ListBackups>) -> Reply<Vec<FoundBackup>> {
+    let mut inside = inside.lock().expect("lock");
+    inside.backups.listed_with.push(ask.key);
+    let all = inside.backups.at.get(&ask.at.address).into_iter().flatten();
+    let of_images = &inside.backups.of_images;
+    let shipped = all.map(|(name, asked)| FoundBackup {
+        image: of_images.contains(name).then(|| ImageName::new("any").expect("a name")),
+        ..found(name, asked.now_ms, asked.vm.clone())
+    });
     let there = inside.restores.backup.iter().map(|name| found(name, 1, None));
     Ok(Json(shipped.chain(there).collect()))
 }
@@ -139,6 +171,7 @@ fn found(name: &BackupName, taken_ms: u64, vm: Option<Box<VmBackup>>) -> FoundBa
     FoundBackup {
         name: name.clone(),
         volume: None,
+        image: None,
         taken_ms,
         size_bytes: 1 << 30,
         data_bytes: 4096,
@@ -194,4 +227,23 @@ async fn restore(
     let volume = Volume { info: info.clone(), issued: 1, returned: 0, data, stats };
     inside.volumes.insert(name, volume);
     step(&Step::Done(info))
+}
+
+async fn restore_image(
+    State(inside): Shared,
+    Path(name): Path<ImageName>,
+    Json(ask): Json<RestoreImage>,
+) -> String {
+    while inside.lock().expect("lock").restores.hangs {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut inside = inside.lock().expect("lock");
+    let has = inside.backups.at.get(&ask.from.address);
+    if !has.is_some_and(|has| has.contains_key(&ask.backup)) {
+        return step(&Step::<ImageInfo>::Failed(Problem::not_found("restore", "it is not here")));
+    }
+    let info = ImageInfo { name: name.clone(), layer: ask.layer, ..super::images::image() };
+    let made = inside.images.entry(name).or_insert(info).clone();
+    assert_eq!(made.layer, ask.layer, "a restore that is asked for again has the same layer");
+    step(&Step::Done(made))
 }
