@@ -25,6 +25,7 @@ mod drained;
 mod killed;
 mod moves;
 mod outputs;
+mod waits;
 
 fn gang(count: u32) -> JobSpec {
     JobSpec {
