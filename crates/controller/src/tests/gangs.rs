@@ -20,6 +20,7 @@ use crate::storage::leave_site;
 use crate::{cleaner, jobs, networks};
 
 mod addresses;
+mod copies;
 mod costs;
 mod drained;
 mod killed;

@@ -18,8 +18,8 @@ use crate::refused::Refused;
 use crate::running::{MAY_NOT_MOVE, Saving, all_left, is_clearly_less, moves_at_s, price_s};
 
 /// Why a VM does not move to another site.
-pub(crate) const CONFINED: &str = "it uses data whose policy is leave-site: never, and a live migration to another site \
-                               is not encrypted";
+pub(crate) const CONFINED: &str =
+    "it uses data whose policy is leave-site: never, so the planner moves it within its site only";
 
 /// `migrate` for its best two hosts of each two prices, the soonest one first, and `follow` for that one.
 pub(super) fn best_moves(
