@@ -86,7 +86,7 @@
 //! | What becomes of the outputs of a job whose VM ends under it? | `jobs/collect.rs`; in the guest: `collect` in `guest/runner/src/job.rs` |
 //! | What happens to a running job that is cancelled? | `jobs/cancel.rs`; how the guest hears of it: `agent/src/guest/intents.rs` |
 //! | How does the root disk of a running VM become an image? | `vms/save.rs` |
-//! | Who carries that out, and what follows when it is refused? | `jobs/decide_move.rs`; volumes that come to their VM: `jobs/follow_moves.rs` |
+//! | Who carries that out, and what follows when it is refused? | `jobs/decide_move.rs`; volumes that come to their VM: `jobs/follow_moves.rs`; to all VMs of a job: `jobs/gang/copying.rs` |
 //! | Which jobs are traced for that, how does the trace get there, and why is it not kept? | `jobs/traces.rs`, `block/src/collection.rs` |
 
 mod accounts;

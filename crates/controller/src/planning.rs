@@ -170,8 +170,12 @@ pub async fn plan(cluster: &Arc<Cluster>, spec: &JobSpec) -> Result<Planned, Pro
     }
     let mut snapshot = Snapshot { cluster: facts, job, history, others };
     let mut plan = perigee_planner::plan(&snapshot);
-    if spec.is_gang() && matches!(plan, Err(Refused::NoHost(_))) {
-        waits = waits::make_room_for_all(cluster, &mut snapshot.cluster, (spec, &rented), waits);
+    if let Some(gang) = snapshot.job.gang.clone()
+        && matches!(plan, Err(Refused::NoHost(_)))
+    {
+        waits::make_room_for_all(cluster, &mut snapshot.cluster, (spec, &rented));
+        let of_all = (&snapshot.cluster, &*gang);
+        waits = waits::waits_for_all(cluster, spec, &rented, of_all).await?;
         plan = perigee_planner::plan(&snapshot);
     }
     let plan = plan.map_err(|refused| match (refused, not_measured) {

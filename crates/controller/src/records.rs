@@ -89,7 +89,7 @@ pub use access::{Owned, Records, state_problem};
 pub use declared::declared;
 pub use gang_traffic::Talk;
 pub use kept::{KEPT_DISKS, KeptUse, is_late, kept_disk_key, kept_use_key};
-pub use kind::{Gang, GangKeys, GangMoveRequest, Kind, Membership};
+pub use kind::{Gang, GangCopy, GangKeys, GangMoveRequest, Kind, Membership};
 pub use measurement::{
     MEASURED_KINDS, MEASUREMENTS, MeasurementRecord, measured_kind_key, measurement_key,
 };

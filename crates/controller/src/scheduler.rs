@@ -237,7 +237,7 @@ impl Scheduler {
             let facts = async {
                 let mut facts = planning::prepare_record(&cluster, &record).await?;
                 planning::gangs::add(&cluster, &record.job.spec, &mut facts).await?;
-                Ok((facts, leave_site::site_of_gang(&cluster, &record).await?))
+                Ok((facts, leave_site::site_of_gang(&cluster, &record.job.spec).await?))
             };
             (record.job.id.clone(), homes_at, facts.await)
         });

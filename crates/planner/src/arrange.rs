@@ -12,7 +12,7 @@ const BETWEEN_SITES: u128 = 100;
 
 /// A place for one VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub(crate) struct Place {
     /// The VM starts there.
     pub host: HostId,
     /// The host's.
@@ -39,7 +39,7 @@ fn are_equally_far(places: &[Place]) -> bool {
 ///
 /// It swaps the two ranks whose swap saves most until none saves anything. Each swap makes the sum smaller, and there are at most
 /// as many as there are ranks, so a large gang takes no long time. Where all places are equally far from each other, nothing is to be saved.
-pub fn arrange(mut places: Vec<Place>, sent: &[Vec<u64>]) -> Vec<Place> {
+pub(crate) fn arrange(mut places: Vec<Place>, sent: &[Vec<u64>]) -> Vec<Place> {
     if are_equally_far(&places) {
         return places;
     }

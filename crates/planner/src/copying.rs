@@ -3,10 +3,15 @@
 //! A volume's home moves first, and then the new home copies what it lacks. Its writes wait for the switch only. While
 //! it is copied, a read waits for the old home if its block is still missing, and that becomes rarer. So a job that
 //! hardly waits for its reads hardly notices the copy.
+//!
+//! The volumes of several VMs come all at the same time. Clones of one volume stand on the same layers, and a layer that is
+//! copied to a host is there for all clones at that host ([`copies_of`]).
+
+use std::collections::BTreeMap;
 
 use perigee_model::read_ahead::{AHEAD_BYTES_MAX, FILL_BYTES_PER_S};
 use perigee_model::units::{format_bytes, format_seconds};
-use perigee_model::{HostId, VolumeName};
+use perigee_model::{HostId, SiteId, VolumeName};
 
 use crate::facts::{Cluster, CopyFacts, HostFacts};
 use crate::figures::Figures;
@@ -32,6 +37,14 @@ pub(crate) struct Coming<'a> {
     pub volume: &'a VolumeName,
     pub home: &'a HostId,
     pub copy: &'a CopyFacts,
+}
+
+/// One of several VMs to whose hosts volumes would come.
+#[derive(Debug, Clone)]
+pub(crate) struct ComingTo<'a> {
+    pub host: &'a HostId,
+    pub volumes: Vec<Coming<'a>>,
+    pub reading: Reading,
 }
 
 /// How a job waits for reads of the volumes that would come.
@@ -82,17 +95,91 @@ pub(crate) fn copy_of(
     volumes: &[Coming],
     reading: Reading,
 ) -> Result<(MoveCost, Option<String>), Refused> {
-    let shipped: Vec<(&HostId, u64)> =
-        volumes.iter().map(|volume| (volume.home, volume.copy.bytes_to(to))).collect();
-    let needed_bytes = shipped.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
-    let cost = copy_cost(cluster, to, &shipped, reading)?;
+    let cost = copy_cost(cluster, to, &shipped(to, volumes), reading)?;
+    Ok((cost, why_not(cluster, to, volumes)?))
+}
+
+/// Each volume's home, and what it would ship at most.
+fn shipped<'a>(to: &HostId, volumes: &[Coming<'a>]) -> Vec<(&'a HostId, u64)> {
+    volumes.iter().map(|volume| (volume.home, volume.copy.bytes_to(to))).collect()
+}
+
+/// Why these volumes can't come to a host; `None` if they can.
+fn why_not(cluster: &Cluster, to: &HostId, volumes: &[Coming]) -> Result<Option<String>, Refused> {
+    let each = volumes.iter().map(|volume| volume.copy.bytes_to(to));
+    let needed_bytes = each.fold(0, u64::saturating_add);
     let kept = volumes.iter().find_map(|volume| why_it_stays(cluster, to, volume));
     let free_bytes = cluster.host(to)?.pool_free_bytes;
     let no_room = free_bytes.filter(|free| *free < needed_bytes).map(|free| {
         let (free, needed) = (format_bytes(free), format_bytes(needed_bytes));
         format!("{to} has {free} of disk space free, and up to {needed} would come")
     });
-    Ok((cost, kept.or(no_room)))
+    Ok(kept.or(no_room))
+}
+
+/// Predicts how volumes come to the hosts of several VMs that wait for each other, all at the same time, and says why they can't; `None` if
+/// they can. The VM that loses most decides.
+///
+/// What clones of one volume have in common is shipped once to each host. The copies of a host share its rate, and those over a link between
+/// two sites share the link. So a host's copies are taken to end together, and a VM waits for its reads as if it alone read what is copied.
+///
+/// # Errors
+/// [`Refused`] if a link is not measured.
+pub(crate) fn copies_of(
+    cluster: &Cluster,
+    vms: &[ComingTo],
+) -> Result<(MoveCost, Option<String>), Refused> {
+    let mut of_hosts: BTreeMap<&HostId, Vec<Coming>> = BTreeMap::new();
+    for vm in vms {
+        let there = of_hosts.entry(vm.host).or_default();
+        for coming in &vm.volumes {
+            if !there.iter().any(|other| other.volume == coming.volume) {
+                there.push(*coming);
+            }
+        }
+    }
+    let mut figures = Figures::default();
+    let (mut all, mut impossible) = (MoveCost { wait_s: Some(0.0), ..MoveCost::default() }, None);
+    let mut copies_s: BTreeMap<&HostId, f64> = BTreeMap::new();
+    let mut links_s: BTreeMap<(&SiteId, &SiteId), f64> = BTreeMap::new();
+    for (&to, volumes) in &of_hosts {
+        let shipped = shipped(to, volumes);
+        let cost = copies(cluster, to, &shipped, &mut figures)?;
+        impossible = impossible.or(why_not(cluster, to, volumes)?);
+        all.bytes += cost.bytes;
+        copies_s.insert(to, cost.copy_s);
+        for (home, bytes) in shipped {
+            let rate = cluster.link(to, home)?.probe.rate_bytes_per_s.max(1) as f64;
+            *links_s.entry(sites(cluster, home, to)?).or_default() += bytes as f64 / rate;
+        }
+    }
+    for vm in vms.iter().filter(|vm| !vm.volumes.is_empty()) {
+        let own =
+            copies(cluster, vm.host, &shipped(vm.host, &vm.volumes), &mut Figures::default())?;
+        let mut copy_s = copies_s.get(vm.host).copied().unwrap_or_default();
+        for coming in &vm.volumes {
+            let (from, to) = sites(cluster, coming.home, vm.host)?;
+            let link_s = links_s.get(&(from, to)).filter(|_| from != to);
+            copy_s = link_s.map_or(copy_s, |link_s| copy_s.max(*link_s));
+        }
+        let one = waited_for(MoveCost { copy_s, ..own }, vm.reading);
+        all.prepare_s = all.prepare_s.max(one.prepare_s);
+        all.copy_s = all.copy_s.max(one.copy_s);
+        all.pause_s = all.pause_s.max(one.pause_s);
+        all.total_s = all.total_s.max(one.total_s);
+        all.job_s = all.job_s.max(one.job_s);
+    }
+    figures.measured(waits_in_words(all.job_s - all.pause_s));
+    all.figures = figures.into_vec();
+    Ok((all, impossible))
+}
+
+fn sites<'a>(
+    cluster: &'a Cluster,
+    from: &HostId,
+    to: &HostId,
+) -> Result<(&'a SiteId, &'a SiteId), Refused> {
+    Ok((&cluster.host(from)?.site, &cluster.host(to)?.site))
 }
 
 fn why_it_stays(cluster: &Cluster, to: &HostId, coming: &Coming) -> Option<String> {
@@ -116,14 +203,27 @@ pub(crate) fn copy_cost(
     reading: Reading,
 ) -> Result<MoveCost, Refused> {
     let mut figures = Figures::default();
+    let mut cost = waited_for(copies(cluster, to, volumes, &mut figures)?, reading);
+    figures.measured(waits_in_words(cost.job_s - cost.pause_s));
+    cost.figures = figures.into_vec();
+    Ok(cost)
+}
+
+/// The same without what the job waits meanwhile.
+fn copies(
+    cluster: &Cluster,
+    to: &HostId,
+    volumes: &[(&HostId, u64)],
+    figures: &mut Figures,
+) -> Result<MoveCost, Refused> {
     let mut cost = MoveCost { wait_s: Some(0.0), ..MoveCost::default() };
     for (home, copy_bytes) in volumes {
         let link = cluster.link(to, home)?;
         figures.link(link, cluster.probe_request_bytes);
         let rtt_s = link.probe.rtt_ms / 1e3;
         let by_window = if rtt_s > 0.0 { AHEAD_BYTES_MAX as f64 / rtt_s } else { f64::INFINITY };
-        let link_rate = cluster.read_rate(link, to, home, &mut figures) as f64;
-        let by_disks = cluster.copy_rate_of_disks(to, home, &mut figures);
+        let link_rate = cluster.read_rate(link, to, home, figures) as f64;
+        let by_disks = cluster.copy_rate_of_disks(to, home, figures);
         let by_disks = by_disks.map_or(f64::INFINITY, |rate| rate as f64);
         let rate = link_rate.min(by_window).min(by_disks).min(FILL_BYTES_PER_S as f64);
         let copy_s = *copy_bytes as f64 / rate;
@@ -137,15 +237,19 @@ pub(crate) fn copy_cost(
             format_bytes(*copy_bytes)
         ));
     }
-    let waits_s = reading.waits_s(cost.copy_s);
-    figures.measured(format!(
-        "meanwhile the job waits {} for what it reads before it is copied",
-        format_seconds(waits_s)
-    ));
-    cost.total_s = cost.prepare_s + cost.copy_s + cost.pause_s;
-    cost.job_s = cost.pause_s + waits_s;
-    cost.figures = figures.into_vec();
     Ok(cost)
+}
+
+/// A job that reads so waits for the switches, and for what it reads before that is copied.
+fn waited_for(mut cost: MoveCost, reading: Reading) -> MoveCost {
+    cost.total_s = cost.prepare_s + cost.copy_s + cost.pause_s;
+    cost.job_s = cost.pause_s + reading.waits_s(cost.copy_s);
+    cost
+}
+
+fn waits_in_words(waits_s: f64) -> String {
+    let waits = format_seconds(waits_s);
+    format!("meanwhile the job waits {waits} for what it reads before it is copied")
 }
 
 #[cfg(test)]
@@ -236,6 +340,51 @@ mod tests {
         assert!(median < 0.05, "{errors:?}");
         // With eight reads in flight at 16 ms the copy was five times slower than its rate.
         assert!(errors[12].0 < 0.15 && errors[13].1 == "depth8", "{errors:?}");
+    }
+
+    /// VMs with a clone of the volume each, at these hosts.
+    fn all_at<'a>(hosts: &'a [HostId], coming: Coming<'a>) -> Vec<ComingTo<'a>> {
+        let one = |host| ComingTo { host, volumes: vec![coming], reading: Reading::default() };
+        hosts.iter().map(one).collect()
+    }
+
+    #[test]
+    fn clones_of_one_volume_come_once_to_each_host_and_hosts_share_the_link() {
+        let (volume, home) = (&volume_name("data"), &host_id("cloud1"));
+        let copy = &CopyFacts { bytes: 256 * MIB, ..CopyFacts::default() };
+        let coming = Coming { volume, home, copy };
+        let cost = |cluster: &Cluster, hosts: &[&str]| {
+            let hosts: Vec<HostId> = hosts.iter().map(|host| host_id(host)).collect();
+            copies_of(cluster, &all_at(&hosts, coming)).unwrap()
+        };
+        let one = copy_of(&cluster(), &host_id("home1"), &[coming], Reading::default()).unwrap();
+        assert_eq!(cost(&cluster(), &["home1"]), one, "one VM is predicted as a job");
+        assert_eq!(cost(&cluster(), &["home1"; 4]), one, "nothing is shipped twice");
+        let (both, _) = cost(&cluster(), &["home1", "home2", "home1"]);
+        assert_close(both.bytes, 512.0 * MIB as f64);
+        // 128 MiB/s for both, of which neither may have more than 100 MiB/s.
+        assert_close(both.copy_s, 4.0);
+        assert_close(both.job_s, one.0.job_s);
+        let mut full = cluster();
+        full.hosts[1].pool_free_bytes = Some(300 * MIB);
+        assert_eq!(cost(&full, &["home2"; 3]).1, None);
+        full.hosts[1].pool_free_bytes = Some(200 * MIB);
+        let why = cost(&full, &["home1", "home2"]).1;
+        assert!(why.is_some_and(|why| why.contains("home2 has 200 MiB of disk space free")));
+    }
+
+    #[test]
+    fn of_several_vms_the_one_decides_that_waits_longest_for_its_data() {
+        let (volume, home, host) = (&volume_name("data"), &host_id("cloud1"), &host_id("home1"));
+        let copy = &CopyFacts { bytes: 400 * MIB, ..CopyFacts::default() };
+        let waits = |waits_s| ComingTo {
+            host,
+            volumes: vec![Coming { volume, home, copy }],
+            reading: Reading::of(waits_s, 10.0, false),
+        };
+        let without = ComingTo { volumes: Vec::new(), ..waits(90.0) };
+        let (cost, _) = copies_of(&cluster(), &[waits(0.0), waits(10.0), without]).unwrap();
+        assert_close(cost.job_s, 0.082 + 4.0 * (1.0 - 2.0f64.ln()));
     }
 
     /// Of two volumes like this one: the cost of their copies to a host, and why they can't come.

@@ -16,7 +16,7 @@ use crate::runs::{SAME_JOB, Traits};
 pub use moves::{GangVerdict, RunningGang, consider};
 pub use place::{Room, at_site, ruled};
 pub use ranks::{GangFacts, RANKS_KEPT, RanksRun, Talked, keep};
-pub(crate) use ranks::{Ranks, Somewhere};
+pub(crate) use ranks::{Rank, Ranks, Somewhere};
 
 /// One earlier run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -49,7 +49,7 @@ const ALL_IMAGES: usize = 0;
 
 /// Of boots, of which there is at least one.
 #[derive(Debug, Clone, Copy)]
-struct Times {
+pub(crate) struct Times {
     count: usize,
     least_s: f64,
     median_s: f64,
@@ -57,7 +57,7 @@ struct Times {
 }
 
 impl Times {
-    fn of(seconds: &mut [f64]) -> Option<Self> {
+    pub fn of(seconds: &mut [f64]) -> Option<Self> {
         let (count, middle) = (seconds.len(), seconds.len() / 2);
         if count == 0 {
             return None;
@@ -71,6 +71,20 @@ impl Times {
         let most_s = above.iter().copied().max_by(f64::total_cmp).unwrap_or(*upper);
         Some(Self { count, least_s, median_s: f64::midpoint(lower, *upper), most_s })
     }
+
+    /// How long the next boot takes at the same place. The range has all those that were measured.
+    pub fn next_boot(self) -> Spread {
+        let repeated = REPEATED * (1.0 + 1.0 / self.count as f64).sqrt();
+        let spread = Spread::repeated(self.median_s, repeated);
+        let (low_s, high_s) = (self.least_s.min(spread.low()), self.most_s.max(spread.high()));
+        Spread::between(low_s, self.median_s, high_s)
+    }
+}
+
+/// A boot that takes so long at one host, at another one with the same accelerator.
+pub(crate) fn elsewhere(boot_s: f64) -> Spread {
+    let (less, more) = ELSEWHERE;
+    Spread::between(boot_s * less, boot_s, boot_s * more)
 }
 
 /// How fast a host is.
@@ -178,18 +192,15 @@ impl<'a> Boots<'a> {
             false => times,
         });
         if let Some(here) = here {
-            let repeated = REPEATED * (1.0 + 1.0 / here.count as f64).sqrt();
-            let spread = Spread::repeated(here.median_s, repeated);
-            let mut low_s = here.least_s.min(spread.low());
+            let next = here.next_boot();
+            let mut low_s = next.low();
             if here.count < BOOTS_ENOUGH {
                 low_s = low_s.min(here.median_s * WARM);
             }
-            let high_s = here.most_s.max(spread.high());
-            return Seen::Here(Spread::between(low_s, here.median_s, high_s));
+            return Seen::Here(Spread::between(low_s, next.expected, next.high()));
         }
         if let Some(Times { median_s, .. }) = self.booted.elsewhere.get(&(is_kvm(host), image)) {
-            let (less, more) = ELSEWHERE;
-            return Seen::Elsewhere(Spread::between(median_s * less, *median_s, median_s * more));
+            return Seen::Elsewhere(elsewhere(*median_s));
         }
         let (low_s, expected_s, high_s) = match host.accelerator {
             Accelerator::Kvm => UNKNOWN_BOOT_KVM_S,

@@ -16,7 +16,7 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | When does the planner move all VMs of a job? | `gangs/moves.rs`; its facts: `controller/src/jobs/gang/decide_move.rs` |
+//! | When does the planner move all VMs of a job, or their data? | `gangs/moves.rs`; what the copies cost: `copying.rs`; its facts: `controller/src/jobs/gang/decide_move.rs` |
 //! | What leaves a host that is drained, in which order, and where does it go? | `drain.rs`; its facts: `controller/src/drain/facts.rs` |
 //! | Is a VM's memory sent compressed, and is the VM slowed down meanwhile? | `modes.rs` |
 //! | Which queued job starts next, and where? | `queue/` (`pass.rs`: the decision), `controller/src/scheduler.rs` (its snapshot), `queue/refusals.rs` (how many refused plans a pass makes) |
@@ -43,7 +43,7 @@
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
 pub mod amounts;
-pub mod arrange;
+mod arrange;
 pub mod balance;
 mod copying;
 mod cpu_load;

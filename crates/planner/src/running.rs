@@ -57,7 +57,7 @@ use crate::refused::Refused;
 use crate::spread::Spread;
 
 use changes::{Better, CpuWait};
-pub(crate) use changes::{of_host, price_s};
+pub(crate) use changes::{coming, of_host, price_s, reading_so_far, why_it_may_not_come};
 pub(crate) use left::all_left;
 pub use left::predicted_end;
 use left::without_it;

@@ -21,6 +21,9 @@ const OTHER_INPUTS: f64 = 0.3;
 /// Runs of jobs that are less related than this are of different jobs: they are not compared.
 pub(crate) const SAME_JOB: f64 = 0.95;
 
+/// Each older run counts as this share of the next newer one.
+pub(crate) const OLDER: f64 = 0.8;
+
 /// A shorter round trip is one within a site. It does not show how many round trips a job needs.
 pub(crate) const FAR_S: f64 = 0.0005;
 
@@ -308,12 +311,16 @@ pub fn keep(runs: &mut Vec<PastRun>, newest: PastRun) {
         runs.remove(oldest);
     }
     while runs.len() > RUNS_KEPT {
-        let kinds: Vec<(String, u64)> = runs.iter().map(kind).collect();
-        let company = |kind: &(String, u64)| kinds.iter().filter(|other| *other == kind).count();
-        let most = kinds.iter().map(company).max().unwrap_or_default();
-        let oldest = kinds.iter().position(|kind| company(kind) == most).unwrap_or_default();
-        runs.remove(oldest);
+        runs.remove(oldest_of_most(runs, kind));
     }
+}
+
+/// The oldest run of the most frequent kind, where the newest run is the last one.
+pub(crate) fn oldest_of_most<R, K: PartialEq>(runs: &[R], kind: impl Fn(&R) -> K) -> usize {
+    let kinds: Vec<K> = runs.iter().map(kind).collect();
+    let company = |kind: &K| kinds.iter().filter(|other| *other == kind).count();
+    let most = kinds.iter().map(company).max().unwrap_or_default();
+    kinds.iter().position(|kind| company(kind) == most).unwrap_or_default()
 }
 
 /// The oldest run whose distance changed, if there are too many of them or of all.

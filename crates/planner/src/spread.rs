@@ -6,6 +6,9 @@ use perigee_model::plan::Estimate;
 /// of 20 more than 1.35 times.
 const DELAYED: f64 = 1.45;
 
+/// 9 of 10 values are within this many standard deviations of the mean.
+pub(crate) const NINE_OF_TEN: f64 = 1.645;
+
 /// An expected value, and the distances below and above it within which the true value is in 9 of 10 cases. The
 /// two distances differ if one side is better known. For example, a job has at most as many dependent round
 /// trips as requests, and perhaps far fewer.

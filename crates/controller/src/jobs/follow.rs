@@ -101,6 +101,7 @@ impl Run {
             return self.end_overdue(reason).await;
         }
         if news.figures_due && !moving {
+            self.bring_data_for_gang().await?;
             self.bring_volumes().await?;
         }
         // A change that history is sure of is made when the command starts, and not at the next figures.

@@ -241,7 +241,11 @@ impl Run {
     async fn leave_volume(&mut self, disk: &PlacedDisk, why: &str) -> Result<(), Problem> {
         let PlacedDisk { volume, home, .. } = disk;
         let outcome = format!("volume {volume} stays at {home}: {why}");
-        planning::not_done(&self.cluster, &self.id, &outcome).await?;
+        match self.record.value.kind.member_mut() {
+            // What was decided is its gang's.
+            Some(member) => member.copy_refused.clone_from(&outcome),
+            None => planning::not_done(&self.cluster, &self.id, &outcome).await?,
+        }
         if let Some(host) = self.job().host.clone() {
             self.refuse(Way::Copy, host, outcome);
         }

@@ -13,7 +13,8 @@
 //! every job does. It differs in four things. It is made with its placement. Its guest waits before its command. What makes other
 //! jobs begin anew makes it end as lost. And only its gang has it end.
 //!
-//! While its commands run, all members may be moved ([`perigee_model::gang::moving`] decides, `moving` carries it out).
+//! While its commands run, all members may be moved ([`perigee_model::gang::moving`] decides, `moving` carries it out), or their data come to
+//! them (`copying`).
 //!
 //! Only this driver writes the gang's record, and only a member's driver writes the member's. They tell each other nothing but
 //! what is recorded: the gang reads its members' records, the members read the gang's, and an intent ends a member. So each of
@@ -56,6 +57,7 @@ use crate::storage::{leave_site, volumes};
 use crate::{networks, planning};
 
 mod check;
+mod copying;
 mod decide_move;
 mod member;
 mod moving;
@@ -303,6 +305,8 @@ impl GangRun {
             released: false,
             lost: None,
             talk: Talk::default(),
+            copied: 0,
+            copy_refused: String::new(),
             run: None,
         };
         if member.serves() {
@@ -382,8 +386,8 @@ impl GangRun {
             let rank = member.kind.member().map_or(0, |member| member.rank);
             format!("rank {rank}: {}", member.job.reason)
         });
-        let reason: Vec<String> = self.move_in_words(&all).into_iter().chain(first).collect();
-        let reason = reason.join("; ");
+        let changes = self.move_in_words(&all).into_iter().chain(self.copy_in_words(&all));
+        let reason = changes.chain(first).collect::<Vec<String>>().join("; ");
         if let Some(event) = event {
             self.record.value.job.state = state.next(event)?;
             self.record.value.job.reason = reason;
@@ -521,7 +525,7 @@ impl GangRun {
         job.ended_ms = Some(now_ms());
         let gang = self.gang()?;
         gang.keys = None;
-        gang.close_move("the job ended");
+        gang.close_changes("the job ended");
         self.record.save().await?;
         Ok(Step::Again)
     }

@@ -12,7 +12,7 @@ use perigee_planner::{Cluster as Facts, PastRun, Prepared};
 
 use super::gang_traffic::{self, program};
 use super::{Cluster, facts, waits};
-use crate::cluster::{VCPUS_PER_CPU, capacity};
+use crate::cluster::VCPUS_PER_CPU;
 use crate::records::{JobRecord, Membership, PlacedDisk};
 use crate::storage::leave_site;
 
@@ -56,24 +56,27 @@ fn fits_one_site(cluster: &Cluster, spec: &JobSpec, groups: &Groups) -> bool {
     let mut of_sites: BTreeMap<SiteId, u32> = BTreeMap::new();
     for host in cluster.hosts.up() {
         let site = &host.addresses.site;
-        let may_start = match &spec.start {
-            Start::Anywhere => true,
-            Start::Site(only) => only == site,
-            Start::Host(only) => *only == host.id,
-        };
         let is_left_out = rented.contains(&host.id)
             || cluster.hosts.drain(&host.id).is_some()
-            || bounds.as_ref().is_some_and(|bounds| !bounds.allow(&host.id));
-        let report = cluster.hosts.report(&host.id).filter(|_| may_start && !is_left_out);
-        let Some(mut total) = report.map(|report| capacity(&report)) else { continue };
-        // VMs without a job do not end by themselves.
-        total.take(used.get(&host.id).copied().unwrap_or_default().persistent);
-        let holds = total.holds(demand);
+            || bounds.as_ref().is_some_and(|bounds| !bounds.allow(&host.id))
+            || !may_start(&spec.start, &host.id, site);
+        let left = waits::for_jobs(cluster, &used, &host.id).filter(|_| !is_left_out);
+        let Some(left) = left else { continue };
+        let holds = left.holds(demand);
         let holds = if groups.apart.is_some() { holds.min(1) } else { holds };
         let room = of_sites.entry(site.clone()).or_default();
         *room = room.saturating_add(holds);
     }
     of_sites.into_values().any(|room| room >= spec.count)
+}
+
+/// Whether a job file that says so lets its VMs start at a host of a site.
+pub fn may_start(start: &Start, host: &HostId, site: &SiteId) -> bool {
+    match start {
+        Start::Anywhere => true,
+        Start::Site(only) => only == site,
+        Start::Host(only) => only == host,
+    }
 }
 
 /// Where data of a gang may not leave their site, none of its VMs starts elsewhere.
@@ -85,12 +88,7 @@ pub async fn keep_to_site(
     spec: &JobSpec,
     facts: &mut Facts,
 ) -> Result<(), Problem> {
-    if !spec.is_gang() {
-        return Ok(());
-    }
-    let confined = leave_site::confined_of(cluster, spec).await?;
-    let Some(home) = &confined.writes_at else { return Ok(()) };
-    let site = cluster.hosts.get(home)?.addresses.site.clone();
+    let Some(site) = leave_site::site_of_gang(cluster, spec).await? else { return Ok(()) };
     let elsewhere = facts.hosts.iter_mut().filter(|host| host.site != site);
     elsewhere.for_each(|host| host.takes_jobs = false);
     Ok(())

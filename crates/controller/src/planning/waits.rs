@@ -1,5 +1,6 @@
 //! When a job that is not submitted yet could start at hosts that have no room for it now: the queue's drain, as the rule that rents hosts
-//! predicts it, by what is expected and by both ends of the ranges.
+//! predicts it, by what is expected and by both ends of the ranges. A job with several VMs waits until all have room at once, as one
+//! does that waits before it.
 //!
 //! Jobs that wait with less priority come after it. What tenants' quotas, rules of hosts and networks keep from starting is not in it.
 
@@ -13,13 +14,14 @@ use perigee_model::money::Money;
 use perigee_model::plan::Estimate;
 use perigee_model::tenant::tenant_of;
 use perigee_model::{HostId, JobId, Problem};
+use perigee_planner::gangs::GangFacts;
 use perigee_planner::queue::Demand;
 use perigee_planner::rent::{self, JOBS_MOST, NEVER_S};
-use perigee_planner::{Cluster as Facts, Prepared, Snapshot};
+use perigee_planner::{Cluster as Facts, HostFacts, Prepared, Snapshot};
 
 use super::renting::{forget_money, key_of, place_of, read_facts};
-use super::{leave_out, seconds};
-use crate::cluster::{Cluster, capacity, demand_of};
+use super::{gangs, leave_out, seconds};
+use crate::cluster::{Cluster, Used, capacity, demand_of};
 use crate::records::JobRecord;
 
 /// So many kinds of waiting jobs are predicted for one plan. Jobs that take the same are of one kind.
@@ -71,27 +73,78 @@ pub fn make_room(facts: &mut Facts, full: &BTreeMap<HostId, Demand>, spec: &JobS
     }
 }
 
-/// Lets the hosts look as if no VM were there, for a gang that has no room for all of its VMs now. Adds to the waits when it has, which is
-/// not known.
+/// Lets the hosts look as if all jobs had ended, for a gang that has no room for all of its VMs now. VMs without a job do not end by
+/// themselves, and stay.
 pub fn make_room_for_all(
     cluster: &Cluster,
     facts: &mut Facts,
     (spec, rented): (&JobSpec, &BTreeSet<HostId>),
-    mut waits: Vec<HostWait>,
-) -> Vec<HostWait> {
-    for host in &mut facts.hosts {
-        let report = cluster.hosts.report(&host.id).filter(|_| !rented.contains(&host.id));
-        let Some(total) = report.map(|report| capacity(&report)) else { continue };
-        let would_have = total.cpus >= spec.cpus && total.memory_bytes >= spec.memory_bytes;
-        if would_have && (host.memory_free_bytes < total.memory_bytes || host.running_vcpus > 0) {
-            host.memory_free_bytes = total.memory_bytes;
-            (host.running_vcpus, host.cpu_load) = (0, None);
-            let why = "not known when all of its VMs have room".to_owned();
-            waits.retain(|wait| wait.host != host.id);
-            waits.push(HostWait { host: host.id.clone(), wait: None, why });
+) {
+    let (used, demand) = (cluster.index.used(), demand_for(spec));
+    for host in facts.hosts.iter_mut().filter(|host| !rented.contains(&host.id)) {
+        let Some(left) = for_jobs(cluster, &used, &host.id) else { continue };
+        let stay = used.get(&host.id).map_or(0, |used| used.persistent.cpus);
+        let vcpus = host.running_vcpus.min(stay);
+        let is_full = host.memory_free_bytes < left.memory_bytes || host.running_vcpus > vcpus;
+        if left.holds(demand) > 0 && is_full {
+            host.memory_free_bytes = left.memory_bytes;
+            (host.running_vcpus, host.cpu_load) = (vcpus, None);
         }
     }
-    waits
+}
+
+/// What each VM of a job takes.
+fn demand_for(spec: &JobSpec) -> Demand {
+    Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes }
+}
+
+/// What a host has when all jobs have ended: VMs without a job do not end by themselves. `None` if it has not reported.
+pub fn for_jobs(cluster: &Cluster, used: &BTreeMap<HostId, Used>, host: &HostId) -> Option<Demand> {
+    let report = cluster.hosts.report(host)?;
+    let mut left = capacity(&report);
+    left.take(used.get(host).copied().unwrap_or_default().persistent);
+    Some(left)
+}
+
+/// When all VMs of a gang have room at once, at the hosts of each place where they could start together: a site, a host, or all hosts.
+/// `facts` says where they may start.
+///
+/// # Errors
+/// As [`waits`].
+pub async fn waits_for_all(
+    cluster: &Arc<Cluster>,
+    spec: &JobSpec,
+    rented: &BTreeSet<HostId>,
+    (facts, gang): (&Facts, &GangFacts),
+) -> Result<Vec<HostWait>, Problem> {
+    let may_start = |host: &&HostFacts| {
+        let is_allowed = gangs::may_start(&spec.start, &host.id, &host.site);
+        host.takes_jobs && is_allowed && !rented.contains(&host.id)
+    };
+    let (used, demand) = (cluster.index.used(), demand_for(spec));
+    let (count, each) = (spec.count.max(1), if gang.apart { 1 } else { u32::MAX });
+    let mut places: BTreeMap<String, (u32, Vec<HostId>)> = BTreeMap::new();
+    for host in facts.hosts.iter().filter(may_start) {
+        let place = match (gang.together, gang.one_site) {
+            (true, _) => host.id.to_string(),
+            (false, true) => host.site.to_string(),
+            (false, false) => String::new(),
+        };
+        let holds = for_jobs(cluster, &used, &host.id).map_or(0, |left| left.holds(demand));
+        let (all, hosts) = places.entry(place).or_default();
+        *all = all.saturating_add(holds.min(each));
+        hosts.push(host.id.clone());
+    }
+    let large = places.into_values().filter(|(holds, _)| *holds >= count);
+    let large: Vec<Vec<HostId>> = large.map(|(_, hosts)| hosts).collect();
+    let hosts: Vec<HostId> = large.iter().flatten().cloned().collect();
+    let counts = (count as usize, each as usize);
+    let waits = predicted_waits(cluster, spec, rented, &hosts, move |snapshot, job| {
+        rent::waits_for_all(snapshot, job, counts, &large)
+    });
+    let mut waits = waits.await?;
+    waits.retain(|wait| wait.wait.is_none_or(|wait| wait.high_s > 0.0));
+    Ok(waits)
 }
 
 /// When the job could start at each host that it has to wait for: those of `full` ([`without_room`]). `rented`: [`rented_for_others`].
@@ -104,9 +157,25 @@ pub async fn waits(
     rented: &BTreeSet<HostId>,
     full: &BTreeMap<HostId, Demand>,
 ) -> Result<Vec<HostWait>, Problem> {
-    if full.is_empty() {
+    let hosts: Vec<HostId> = full.keys().cloned().collect();
+    predicted_waits(cluster, spec, rented, &hosts, rent::waits).await
+}
+
+/// When the job has room at these hosts, as `waits` says it of the queue's drain.
+async fn predicted_waits<W>(
+    cluster: &Arc<Cluster>,
+    spec: &JobSpec,
+    rented: &BTreeSet<HostId>,
+    at: &[HostId],
+    waits: W,
+) -> Result<Vec<HostWait>, Problem>
+where
+    W: Fn(&rent::Snapshot, &rent::Job) -> Vec<(HostId, Option<f64>)> + Send + 'static,
+{
+    if at.is_empty() {
         return Ok(Vec::new());
     }
+    let all = if spec.count > 1 { "all of its VMs have" } else { "it has" };
     let queue = before(cluster, spec);
     let predicted = tokio::time::timeout(PREDICT_MAX, predicted(cluster, spec, &queue)).await;
     let predicted = predicted.unwrap_or_else(|_| {
@@ -116,23 +185,23 @@ pub async fn waits(
     let jobs = match predicted {
         Ok(jobs) => jobs,
         Err(why) => {
-            let why = format!("not known when it has room: {why}");
+            let why = format!("not known when {all} room: {why}");
             let wait =
                 |host: &HostId| HostWait { host: host.clone(), wait: None, why: why.clone() };
-            return Ok(full.keys().map(wait).collect());
+            return Ok(at.iter().map(wait).collect());
         }
     };
     let what = "can't plan the job";
     let own = Waiting {
         id: JobId::new("planned").map_err(|e| Problem::internal(what, e))?,
-        demand: Demand { cpus: spec.cpus, memory_bytes: spec.memory_bytes },
+        demand: demand_for(spec),
         run: Estimate::default(),
     };
     let hosts = hosts(cluster, rented);
     // Of 2,000 jobs that takes long.
     let by_end = tokio::task::spawn_blocking(move || {
         [End::Expected, End::Low, End::High].map(|end| {
-            let waits = rent::waits(&snapshot(&hosts, &jobs, end), &own.as_job(end));
+            let waits = waits(&snapshot(&hosts, &jobs, end), &own.as_job(end));
             waits.into_iter().collect::<BTreeMap<_, _>>()
         })
     });
@@ -145,11 +214,12 @@ pub async fn waits(
         });
         let why = match (wait, queue.len()) {
             (None, _) if queue.iter().any(|record| record.kind.is_persistent_vm()) => {
-                "not known when it has room: a VM is there, or comes there first, whose end is not known"
-                    .to_owned()
+                format!(
+                    "not known when {all} room: a VM is there, or comes there first, whose end is not known"
+                )
             }
             (None, _) => {
-                "not known when it has room: a VM is there whose end is not known".to_owned()
+                format!("not known when {all} room: a VM is there whose end is not known")
             }
             (Some(_), 0) => "waits for those that run there".to_owned(),
             (Some(_), 1) => "waits for 1 job, and for those that run there".to_owned(),
@@ -157,7 +227,7 @@ pub async fn waits(
         };
         HostWait { host: host.clone(), wait, why }
     };
-    Ok(full.keys().map(wait).collect())
+    Ok(at.iter().map(wait).collect())
 }
 
 /// One of the three figures of an [`Estimate`].

@@ -217,6 +217,9 @@ pub struct Gang {
     pub keys: Option<GangKeys>,
     /// The last move of all its VMs.
     pub last_move: Option<GangMove>,
+    /// The last time in this run that its data were to come to its VMs.
+    #[serde(default)]
+    pub last_copy: Option<GangCopy>,
     /// `JobIntent::move_gang` as far as it is carried out.
     pub applied_move: u64,
     /// So many moves in a row were undone.
@@ -236,12 +239,16 @@ impl Gang {
         let mut next = Self { applied_move: self.applied_move, ..Self::default() };
         next.last_move.clone_from(&self.last_move);
         next.logs.clone_from(&self.logs);
-        next.close_move("the job began anew");
+        next.close_changes("the job began anew");
         next
     }
 
-    /// The VMs are taken down, wherever they are.
-    pub fn close_move(&mut self, why: &str) {
+    /// The VMs are taken down, wherever they and their data are.
+    pub fn close_changes(&mut self, why: &str) {
+        if let Some(copy) = self.last_copy.as_mut().filter(|copy| copy.is_open()) {
+            copy.ended_ms = Some(crate::clock::now_ms());
+            why.clone_into(&mut copy.undone);
+        }
         let Some(of) = self.last_move.as_mut().filter(|of| of.is_open()) else { return };
         of.ended_ms = Some(crate::clock::now_ms());
         if of.undone.is_empty() {
@@ -253,6 +260,27 @@ impl Gang {
     pub fn open_move(&self) -> Option<&GangMove> {
         let is_open = |of: &&GangMove| of.is_open() && self.state.verdict.is_none();
         self.last_move.as_ref().filter(is_open)
+    }
+}
+
+/// The data of each VM of a gang are to come to its host. The gang's driver wants that, and each member's driver has its own data come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GangCopy {
+    /// Which of the run's it is, from 1 on.
+    pub number: u32,
+    /// Where each VM was, in the order of their ranks. Its data come to no other host.
+    pub hosts: Vec<HostId>,
+    /// Why, as the planner says it.
+    pub reason: String,
+    /// All have come or stay; Unix time.
+    pub ended_ms: Option<u64>,
+    /// Why not all have come; empty: they have.
+    pub undone: String,
+}
+
+impl GangCopy {
+    pub fn is_open(&self) -> bool {
+        self.ended_ms.is_none()
     }
 }
 
@@ -303,6 +331,12 @@ pub struct Membership {
     pub lost: Option<HostId>,
     /// What it has sent to the others.
     pub talk: Talk,
+    /// [`GangCopy::number`] of the last one that its driver has begun, or has found to be over.
+    #[serde(default)]
+    pub copied: u32,
+    /// Why its data did not all come then; empty: they have, or still come.
+    #[serde(default)]
+    pub copy_refused: String,
     /// What its run shows, once its command has succeeded and its counters were read in time. Its gang remembers it.
     #[serde(default)]
     pub run: Option<Box<PastRun>>,

@@ -327,14 +327,11 @@ fn leads_out(network: &NetworkKind) -> bool {
 ///
 /// # Errors
 /// As [`confined_of`].
-pub async fn site_of_gang(
-    cluster: &Cluster,
-    record: &JobRecord,
-) -> Result<Option<SiteId>, Problem> {
-    if !record.kind.is_gang() {
+pub async fn site_of_gang(cluster: &Cluster, spec: &JobSpec) -> Result<Option<SiteId>, Problem> {
+    if !spec.is_gang() {
         return Ok(None);
     }
-    let confined = confined_of(cluster, &record.job.spec).await?;
+    let confined = confined_of(cluster, spec).await?;
     confined.writes_at.map(|home| site_of(cluster, &home)).transpose()
 }
 

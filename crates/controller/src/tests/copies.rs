@@ -39,7 +39,7 @@ async fn the_data_of_a_job_that_loses_time_to_the_network_come_to_its_vm() {
 }
 
 /// A request that the VM waits for: 8 KiB from another host.
-fn wait_for_the_network(host: &FakeHost, vm: &VmId, disk: usize) {
+pub fn wait_for_the_network(host: &FakeHost, vm: &VmId, disk: usize) {
     let mut inside = host.inside();
     let io = &mut inside.vms.get_mut(vm).expect("VM").report.io[disk];
     io.reads += 1;

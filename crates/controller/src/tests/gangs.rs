@@ -20,11 +20,13 @@ use crate::storage::leave_site;
 use crate::{cleaner, jobs, networks};
 
 mod addresses;
+mod copies;
 mod costs;
 mod drained;
 mod killed;
 mod moves;
 mod outputs;
+mod waits;
 
 fn gang(count: u32) -> JobSpec {
     JobSpec {

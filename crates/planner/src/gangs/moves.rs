@@ -1,20 +1,27 @@
-//! Decides whether all VMs of a running gang move to another site.
+//! Decides whether all VMs of a running gang move to another site, or their data come to them.
 //!
 //! It is the rule for one VM ([`crate::consider`]) with the time that the whole gang loses. Its VMs wait for each other, so that is what
 //! the one loses to its data that loses most, and the time for which the link was busy with what they sent to each other between sites. The
-//! price is that of all migrations, because they take turns and the others wait for the VM that moves. It has the largest factor that one of
-//! its VMs has for its earlier moves ([`Running::price_factor`]).
+//! price of a move is that of all migrations, because they take turns and the others wait for the VM that moves. Copies of data to the VMs go
+//! on at the same time, so the price of all copies is that of the VM that loses most by them. Each price has the largest factor that one of
+//! the VMs has for its earlier changes ([`Running::price_factor`]). Of both changes the one that saves more is made.
+
+use std::cmp::Ordering;
 
 use perigee_model::plan::{Basis, Estimate, Plan, PlanOption, Seconds, Way};
 use perigee_model::units::{format_bytes, format_seconds};
 use perigee_model::{HostId, SiteId};
 
 use super::{Room, Talked, at_site};
+use crate::copying::{ComingTo, copies_of};
 use crate::facts::{Cluster, Running};
 use crate::moving::MoveCost;
 use crate::network::lost_s;
 use crate::refused::Refused;
-use crate::running::{is_clearly_less, moves_at_s, of_host, price_s, with_surcharge};
+use crate::running::{
+    coming, is_clearly_less, moves_at_s, of_host, price_s, reading_so_far, why_it_may_not_come,
+    with_surcharge,
+};
 use crate::spread::Spread;
 
 /// What a gang does now.
@@ -49,23 +56,68 @@ pub enum GangVerdict {
         /// The ways for as much work as was done here.
         plan: Plan,
     },
+    /// They stay, and the data volumes of each come to its host.
+    Copy {
+        /// As of a move.
+        reason: String,
+        /// As of a move.
+        plan: Plan,
+    },
 }
 
-/// All VMs at one site.
-struct Place<'a> {
-    site: &'a SiteId,
+/// A change with which the gang would have lost less.
+struct Better<'a> {
+    /// Where all VMs would be; `None`: they stay, and their data come.
+    site: Option<&'a SiteId>,
     to: Vec<HostId>,
     talk_s: f64,
     data_s: f64,
     saved_s: f64,
     price_s: f64,
-    moved: usize,
+    /// So many VMs move, or so many volumes come.
+    count: usize,
     impossible: Option<String>,
     figures: Vec<String>,
 }
 
-impl Place<'_> {
+impl Better<'_> {
     fn lost_s(&self) -> f64 {
+        self.talk_s + self.data_s
+    }
+
+    fn surplus_s(&self) -> f64 {
+        self.saved_s - self.price_s
+    }
+
+    fn way(&self) -> Way {
+        if self.site.is_some() { Way::Migrate } else { Way::Copy }
+    }
+
+    /// The greater, the better: first of all it has to be possible.
+    fn rank(&self) -> (bool, f64) {
+        (self.impossible.is_none(), self.surplus_s())
+    }
+
+    fn why_not(&self) -> String {
+        let why = self.impossible.as_deref().unwrap_or_default();
+        match self.site {
+            Some(site) => format!("a move to site {site} is not possible: {why}"),
+            None => format!("copy is not possible: {why}"),
+        }
+    }
+}
+
+/// What a gang has lost since its VMs came where they are.
+#[derive(Debug, Clone, Copy)]
+struct Lost {
+    /// To what its VMs sent to each other between sites.
+    talk_s: f64,
+    /// To its data.
+    data_s: f64,
+}
+
+impl Lost {
+    fn sum_s(self) -> f64 {
         self.talk_s + self.data_s
     }
 }
@@ -74,54 +126,50 @@ impl Place<'_> {
 pub fn consider(gang: &RunningGang) -> GangVerdict {
     let stay = |reason: String| GangVerdict::Stay { reason };
     let Some(first) = gang.members.first() else { return stay("it has no VMs".to_owned()) };
-    let cluster = &first.cluster;
     let now: Vec<HostId> = gang.members.iter().map(|member| member.host.clone()).collect();
-    let talk_s = match talk_s(cluster, &now, gang) {
+    let no_plan = |why: Refused| stay(format!("no move can be planned: {why}"));
+    let talk_s = match talk_s(&first.cluster, &now, gang) {
         Ok(talk_s) => talk_s,
-        Err(why) => return stay(format!("no move can be planned: {why}")),
+        Err(why) => return no_plan(why),
     };
     let lost_lately_s = |member| lost_to_data_s(member) * lately(gang, member);
     let data_s = gang.members.iter().map(lost_lately_s).fold(0.0, f64::max);
-    let lost_s = talk_s + data_s;
-    let mut sites: Vec<&SiteId> = gang.rooms.iter().map(|room| &room.site).collect();
-    sites.sort();
-    sites.dedup();
-    let mut refused = None;
-    let mut places = Vec::new();
-    for site in sites {
-        let to = at_site(&gang.rooms, site, &now, &gang.sent).filter(|to| *to != now);
-        match to.map(|to| place(gang, site, to, lost_s)) {
-            Some(Ok(place)) if is_clearly_less(place.lost_s(), lost_s) => places.push(place),
-            Some(Ok(_)) | None => {}
-            Some(Err(why)) => refused = Some(why),
-        }
-    }
-    let is_better = |one: &Place, other: &Place| {
-        let rank = |place: &Place| (place.impossible.is_none(), place.saved_s - place.price_s);
-        rank(one) > rank(other)
+    let lost = Lost { talk_s, data_s };
+    let copy = copied(gang, &now, lost);
+    let can_copy = copy.as_ref().is_some_and(|copy| copy.impossible.is_none());
+    let moved = match best_move(gang, &now, lost) {
+        Err(why) if !can_copy => return no_plan(why),
+        moved => moved.unwrap_or_default(),
     };
-    let best = places.into_iter();
-    let best = best.reduce(|best, next| if is_better(&next, &best) { next } else { best });
-    let Some(best) = best else {
-        if let Some(why) = refused {
-            return stay(format!("no move can be planned: {why}"));
-        }
-        return stay("no site with room for all of its VMs would lose less".to_owned());
+    let mut changes: Vec<Better> = moved.into_iter().chain(copy).collect();
+    // The sort is stable: of equally good ones the move is made.
+    changes.sort_by(|one, other| other.rank().partial_cmp(&one.rank()).unwrap_or(Ordering::Equal));
+    let Some(best) = changes.first().filter(|best| best.impossible.is_none()) else {
+        return stay(why_none(&changes));
     };
-    if let Some(why) = best.impossible {
-        return stay(format!("a move to site {} is not possible: {why}", best.site));
-    }
     let factor = gang.members.iter().map(|member| member.price_factor).fold(1.0, f64::max);
     let to_lose = gang.left.filter(|_| gang.wall_s > 0.0).map(|left| {
         let share = best.saved_s / gang.wall_s;
         Spread::between(left.low_s * share, left.expected_s * share, left.high_s * share)
     });
-    let reason = reason(gang, &best, (talk_s, data_s), to_lose);
+    let reason = reason(gang, best, lost, to_lose);
     if best.saved_s < moves_at_s(best.price_s * factor, to_lose) {
         return stay(with_surcharge(reason, factor));
     }
-    let plan = plan(gang, &now, &best, (lost_s, &reason));
-    GangVerdict::Move { to: best.to, reason, plan }
+    let plan = plan(gang, &now, &changes, (lost.sum_s(), &reason));
+    match best.way() {
+        Way::Copy => GangVerdict::Copy { reason, plan },
+        _ => GangVerdict::Move { to: best.to.clone(), reason, plan },
+    }
+}
+
+fn why_none(changes: &[Better]) -> String {
+    let mut why = Vec::new();
+    if changes.iter().all(|change| change.way() != Way::Migrate) {
+        why.push("no site with room for all of its VMs would lose less".to_owned());
+    }
+    why.extend(changes.iter().map(Better::why_not));
+    why.join("; ")
 }
 
 fn lost_to_data_s(member: &Running) -> f64 {
@@ -139,17 +187,48 @@ fn talk_s(cluster: &Cluster, at: &[HostId], gang: &RunningGang) -> Result<f64, R
     Ok(Talked::at(cluster, at, &gang.sent)?.link_s.min(gang.wall_s))
 }
 
-fn place<'a>(
-    gang: &RunningGang,
+/// The site to which all VMs had best move; one that is not possible only if there is no other. An error only if the prediction failed for
+/// one site, and no other is better than to stay.
+fn best_move<'a>(
+    gang: &'a RunningGang,
+    now: &[HostId],
+    lost: Lost,
+) -> Result<Option<Better<'a>>, Refused> {
+    let mut sites: Vec<&SiteId> = gang.rooms.iter().map(|room| &room.site).collect();
+    sites.sort();
+    sites.dedup();
+    let mut refused = None;
+    let mut best: Option<Better> = None;
+    for site in sites {
+        let to = at_site(&gang.rooms, site, now, &gang.sent).filter(|to| *to != now);
+        match to.map(|to| moved(gang, site, to, lost)) {
+            Some(Ok(moved)) if is_clearly_less(moved.lost_s(), lost.sum_s()) => {
+                if best.as_ref().is_none_or(|best| moved.rank() > best.rank()) {
+                    best = Some(moved);
+                }
+            }
+            Some(Ok(_)) | None => {}
+            Some(Err(why)) => refused = Some(why),
+        }
+    }
+    match (best, refused) {
+        (None, Some(why)) => Err(why),
+        (best, _) => Ok(best),
+    }
+}
+
+/// All VMs at one site.
+fn moved<'a>(
+    gang: &'a RunningGang,
     site: &'a SiteId,
     to: Vec<HostId>,
-    lost_now_s: f64,
-) -> Result<Place<'a>, Refused> {
+    lost: Lost,
+) -> Result<Better<'a>, Refused> {
     let cluster = &gang.members[0].cluster;
     let talk_s = talk_s(cluster, &to, gang)?;
     let (mut data_s, mut slower_s) = (0.0_f64, 0.0_f64);
     let mut cost = MoveCost { wait_s: Some(0.0), ..MoveCost::default() };
-    let (mut moved, mut impossible, mut figures) = (0, None, Vec::<String>::new());
+    let (mut count, mut impossible, mut figures) = (0, None, Vec::<String>::new());
     for (member, host) in gang.members.iter().zip(&to) {
         let (here_s, lately) = (lost_to_data_s(member), lately(gang, member));
         if *host == member.host {
@@ -162,7 +241,7 @@ fn place<'a>(
         cost.job_s += there.cost.job_s;
         cost.total_s += there.cost.total_s;
         cost.wait_s = cost.wait_s.zip(there.cost.wait_s).map(|(one, other)| one.max(other));
-        moved += 1;
+        count += 1;
         impossible = impossible.or(there.impossible);
         for figure in there.cost.figures {
             if !figures.contains(&figure) {
@@ -170,36 +249,66 @@ fn place<'a>(
             }
         }
     }
-    let saved_s = lost_now_s - talk_s - data_s - slower_s;
+    let saved_s = lost.sum_s() - talk_s - data_s - slower_s;
     let price_s = price_s(&cost, saved_s, gang.wall_s);
-    Ok(Place { site, to, talk_s, data_s, saved_s, price_s, moved, impossible, figures })
+    let site = Some(site);
+    Ok(Better { site, to, talk_s, data_s, saved_s, price_s, count, impossible, figures })
 }
 
-fn reason(
-    gang: &RunningGang,
-    best: &Place,
-    (talk_s, data_s): (f64, f64),
-    to_lose: Option<Spread>,
-) -> String {
+/// The data volumes of all VMs come to these. `None` if none is elsewhere, or if a link is not measured.
+fn copied<'a>(gang: &'a RunningGang, now: &[HostId], lost: Lost) -> Option<Better<'a>> {
+    let coming_to = |member: &'a Running| ComingTo {
+        host: &member.host,
+        volumes: coming(member),
+        reading: reading_so_far(member, lost_to_data_s(member)),
+    };
+    let vms: Vec<ComingTo> = gang.members.iter().map(coming_to).collect();
+    let count: usize = vms.iter().map(|vm| vm.volumes.len()).sum();
+    if count == 0 || !is_clearly_less(0.0, lost.data_s) {
+        return None;
+    }
+    let (cost, kept) = copies_of(&gang.members[0].cluster, &vms).ok()?;
+    let (talk_s, data_s, saved_s) = (lost.talk_s, 0.0, lost.data_s);
+    Some(Better {
+        site: None,
+        to: now.to_vec(),
+        talk_s,
+        data_s,
+        saved_s,
+        price_s: price_s(&cost, saved_s, gang.wall_s),
+        count,
+        impossible: kept.or_else(|| gang.members.iter().find_map(why_it_may_not_come)),
+        figures: cost.figures,
+    })
+}
+
+fn reason(gang: &RunningGang, best: &Better, lost: Lost, to_lose: Option<Spread>) -> String {
     let [talk, data, there, price, wall] =
-        [talk_s, data_s, best.lost_s(), best.price_s, gang.wall_s].map(format_seconds);
+        [lost.talk_s, lost.data_s, best.lost_s(), best.price_s, gang.wall_s].map(format_seconds);
     let more = to_lose.map_or_else(String::new, |left| {
         format!("; {} more would be lost until its end", left.estimate())
     });
-    format!(
-        "{talk} of {wall} lost to talk between sites and {data} to its data; {there} would have been with all VMs at site {}; \
-         moving {} of {} there costs {price}{more}",
-        best.site,
-        best.moved,
-        gang.members.len()
-    )
+    let (count, all) = (best.count, gang.members.len());
+    let change = match best.site {
+        Some(site) => format!(
+            "{there} would have been with all VMs at site {site}; moving {count} of {all} there costs {price}"
+        ),
+        None => format!(
+            "{there} would have been with each VM's data at its host; copying {count} volumes costs {price}"
+        ),
+    };
+    format!("{talk} of {wall} lost to talk between sites and {data} to its data; {change}{more}")
 }
 
-fn plan(gang: &RunningGang, now: &[HostId], best: &Place, (lost_s, reason): (f64, &str)) -> Plan {
+/// `changes`: the best one first, which is chosen.
+fn plan(
+    gang: &RunningGang,
+    now: &[HostId],
+    changes: &[Better],
+    (lost_s, reason): (f64, &str),
+) -> Plan {
     let other_s = (gang.wall_s - lost_s).max(0.0);
     let stay = Seconds { network_s: lost_s, other_s, ..Seconds::default() }.added_up();
-    let (network_s, migration_s) = (best.lost_s(), best.price_s);
-    let moved = Seconds { network_s, migration_s, other_s, ..Seconds::default() }.added_up();
     let option = |way, end: &HostId, predicted: Seconds, chosen, reason| PlanOption {
         way,
         start: now[0].clone(),
@@ -215,24 +324,42 @@ fn plan(gang: &RunningGang, now: &[HostId], best: &Place, (lost_s, reason): (f64
         hosts: Vec::new(),
         end_hosts: Vec::new(),
     };
+    let changed = |better: &Better, chosen, reason| {
+        let (network_s, migration_s) = (better.lost_s(), better.price_s);
+        let predicted = Seconds { network_s, migration_s, other_s, ..Seconds::default() };
+        option(better.way(), &better.to[0], predicted.added_up(), chosen, reason)
+    };
     let sent: u64 = gang.sent.iter().flatten().sum();
     let mut figures = vec![
         "assumed: as much work is left as was done here".to_owned(),
         "assumed: its VMs wait for each other, also for the one that moves".to_owned(),
         format!("measured: its VMs have sent {} to each other", format_bytes(sent)),
     ];
+    let mut options = Vec::new();
+    let Some((best, others)) = changes.split_first() else {
+        return Plan { basis: Basis::Running, options, figures, moves: false };
+    };
     figures.extend(best.figures.iter().cloned());
+    options.push(changed(best, true, reason.to_owned()));
+    let (possible, impossible): (Vec<&Better>, Vec<&Better>) =
+        others.iter().partition(|other| other.impossible.is_none());
+    for other in possible {
+        let less = format_seconds(best.surplus_s() - other.surplus_s());
+        options.push(changed(other, false, format!("would save {less} less, after its cost")));
+    }
     let saved = format!("would lose {} more", format_seconds(best.saved_s));
-    let options = vec![
-        option(Way::Migrate, &best.to[0], moved, true, reason.to_owned()),
-        option(Way::Remote, &now[0], stay, false, saved),
-    ];
+    options.push(option(Way::Remote, &now[0], stay, false, saved));
+    for other in impossible {
+        let why = other.impossible.as_deref().unwrap_or_default();
+        options.push(changed(other, false, format!("not possible: {why}")));
+    }
     Plan { basis: Basis::Running, options, figures, moves: true }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::{CopyFacts, RefusedWay};
     use crate::fixture::*;
 
     /// Two VMs, one at `home1` and one at `cloud1`, that have sent so much to each other in 100 s. `home2` has room.
@@ -283,6 +410,7 @@ mod tests {
         match verdict {
             GangVerdict::Stay { reason } => reason,
             GangVerdict::Move { to, .. } => panic!("it moves to {to:?}"),
+            GangVerdict::Copy { reason, .. } => panic!("its data come: {reason}"),
         }
     }
 
@@ -325,11 +453,67 @@ mod tests {
     #[test]
     fn a_refused_destination_is_not_asked_again_at_once() {
         let mut refused = torn(1024);
-        refused.members[1].refused.push(crate::RefusedWay {
-            way: Way::Migrate,
-            to: host_id("home2"),
-            why: "its migration was aborted".to_owned(),
-        });
+        refused.members[1].refused.push(refused_way(
+            Way::Migrate,
+            "home2",
+            "its migration was aborted",
+        ));
         assert!(why(consider(&refused)).contains("its migration was aborted"));
+    }
+
+    fn refused_way(way: Way, to: &str, why: &str) -> RefusedWay {
+        RefusedWay { way, to: host_id(to), why: why.to_owned() }
+    }
+
+    /// Two VMs at `home1`. Each has read so often from its clone of one volume at `cloud1` in 100 s. Only the clones may come.
+    fn far_from_its_data(reads: u64) -> RunningGang {
+        let mut data = disk("data", "cloud1", reads, 1, true);
+        data.copy = CopyFacts { bytes: 80 * MIB, ..CopyFacts::default() };
+        let member = Running { disks: vec![data], ..idle("home1") };
+        RunningGang { members: vec![member; 2], ..torn(0) }
+    }
+
+    #[test]
+    fn the_data_of_a_gang_come_to_it_when_they_have_cost_as_much_as_their_copies() {
+        // The copies cost the switch of one volume, and hardly any wait.
+        let stays = why(consider(&far_from_its_data(5)));
+        assert!(stays.contains("copying 2 volumes costs 0.08 s"), "{stays}");
+        let verdict = consider(&far_from_its_data(100));
+        let GangVerdict::Copy { reason, plan } = verdict else { panic!("{verdict:?}") };
+        assert!(reason.contains("1.6 s to its data; 0 s would have been"), "{reason}");
+        let ways: Vec<Way> = plan.options.iter().map(|option| option.way).collect();
+        assert_eq!(ways, [Way::Copy, Way::Remote]);
+        let copied = |figure: &&String| figure.starts_with("a copy from cloud1 to home1");
+        let copied: Vec<&String> = plan.figures.iter().filter(copied).collect();
+        assert_eq!(copied, ["a copy from cloud1 to home1: 0.80 s for at most 80 MiB"]);
+    }
+
+    #[test]
+    fn of_a_move_and_a_copy_the_one_is_made_that_saves_more_and_may_be_made() {
+        let mut gang = far_from_its_data(2000);
+        gang.rooms[2].holds = 2;
+        let verdict = consider(&gang);
+        let GangVerdict::Copy { plan, .. } = verdict else { panic!("{verdict:?}") };
+        let ways: Vec<Way> = plan.options.iter().map(|option| option.way).collect();
+        assert_eq!(ways, [Way::Copy, Way::Migrate, Way::Remote]);
+        assert!(plan.options[1].reason.contains("less, after its cost"), "{plan:?}");
+        gang.members[1].refused.push(refused_way(Way::Copy, "home1", "its home lets none go"));
+        let verdict = consider(&gang);
+        let GangVerdict::Move { to, plan, .. } = verdict else { panic!("{verdict:?}") };
+        assert_eq!(to, [host_id("cloud1"), host_id("cloud1")]);
+        assert_eq!(plan.options[2].reason, "not possible: its home lets none go");
+        gang.rooms[2].holds = 0;
+        let why = why(consider(&gang));
+        assert!(why.ends_with("copy is not possible: its home lets none go"), "{why}");
+    }
+
+    #[test]
+    fn data_that_stay_are_not_copied_to_a_gang() {
+        let mut gang = far_from_its_data(2000);
+        for member in &mut gang.members {
+            member.disks[0].copy.stays = Some("others read it".to_owned());
+        }
+        let why = why(consider(&gang));
+        assert!(why.contains("volume data stays at cloud1: others read it"), "{why}");
     }
 }

@@ -26,21 +26,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::facts::{Cluster, JobFacts, Snapshot};
 use crate::figures::Figures;
-use crate::hosts::median;
+use crate::hosts::{Times, elsewhere};
 use crate::learn::{Learned, Place};
 use crate::refused::Refused;
-use crate::runs::{FAR_S, PastRun, RUNS_KEPT};
-use crate::spread::Spread;
+use crate::runs::{FAR_S, OLDER, PastRun, RUNS_KEPT, oldest_of_most};
+use crate::spread::{NINE_OF_TEN, Spread};
 
 /// So many ranks' runs are kept of one kind of gang, and the ranks of one run at least.
 pub const RANKS_KEPT: usize = 256;
 
 /// Of a run's ranks, those that took at least this share of the longest time are its slowest ones.
 const SLOWEST: f64 = 0.9;
-/// Each older run counts as this share of the next newer one, as for one VM.
-const OLDER: f64 = 0.8;
-/// 9 of 10 values are within this many standard deviations of the mean.
-const NINE_OF_TEN: f64 = 1.645;
 
 /// Where no run had its VMs apart, a rank is guessed to wait for one round trip for so many bytes that it sends. The rate of the link has the
 /// waits of a stream already.
@@ -49,11 +45,6 @@ const BYTES_PER_WAIT: f64 = 1_048_576.0;
 const BYTES_PER_WAIT_LEAST: f64 = 1448.0;
 /// Measured runs apart give the number of round trips with this error, as counters of I/O do for one VM.
 const ROUNDS_ERROR: f64 = 0.9;
-
-/// A boot of all VMs differs by this share from the next one, in 9 of 10 cases, as one VM's does.
-const BOOT_REPEATED: f64 = 0.24;
-/// At hosts where none of them has booted it may take this much less or more time.
-const BOOT_ELSEWHERE: (f64, f64) = (0.25, 2.0);
 
 /// What is known of the VMs of a gang that has not started.
 #[derive(Debug, Clone, Default)]
@@ -193,10 +184,7 @@ pub fn keep(runs: &mut Vec<RanksRun>, newest: RanksRun) {
     runs.push(newest);
     let ranks = |runs: &[RanksRun]| runs.iter().map(|run| run.ranks.len()).sum::<usize>();
     while runs.len() > RUNS_KEPT || runs.len() > 1 && ranks(runs) > RANKS_KEPT {
-        let kinds: Vec<(String, u64)> = runs.iter().map(RanksRun::distance).collect();
-        let company = |kind: &(String, u64)| kinds.iter().filter(|other| *other == kind).count();
-        let most = kinds.iter().map(company).max().unwrap_or_default();
-        runs.remove(kinds.iter().position(|kind| company(kind) == most).unwrap_or_default());
+        runs.remove(oldest_of_most(runs, RanksRun::distance));
     }
 }
 
@@ -347,10 +335,9 @@ impl Ranks {
         if hosts.iter().all(|host| seen.contains(host)) {
             return (*boot, true);
         }
-        let (less, more) = BOOT_ELSEWHERE;
-        let (low, high) = (boot.expected * less, boot.expected * more);
-        let low = low.min(boot.low());
-        (Spread::between(low, boot.expected, high.max(boot.high())), false)
+        let there = elsewhere(boot.expected);
+        let (low_s, high_s) = (there.low().min(boot.low()), there.high().max(boot.high()));
+        (Spread::between(low_s, boot.expected, high_s), false)
     }
 
     fn slowest(&self, each: &[Somewhere]) -> Together {
@@ -475,16 +462,12 @@ fn rounds(runs: &[&RanksRun], sent: &[Vec<u64>]) -> (Spread, Option<Unknown>) {
 
 fn boot(runs: &[&RanksRun]) -> Option<(Spread, Vec<HostId>)> {
     let mut seconds: Vec<f64> = runs.iter().map(|run| run.boot_s()).collect();
-    let median_s = median(&mut seconds)?;
-    let repeated = BOOT_REPEATED * (1.0 + 1.0 / seconds.len() as f64).sqrt();
-    let spread = Spread::repeated(median_s, repeated);
-    let low_s = seconds.iter().copied().fold(spread.low(), f64::min);
-    let high_s = seconds.iter().copied().fold(spread.high(), f64::max);
+    let boot = Times::of(&mut seconds)?.next_boot();
     let mut hosts: Vec<HostId> =
         runs.iter().flat_map(|run| run.ranks.iter().map(|past| past.host.clone())).collect();
     hosts.sort();
     hosts.dedup();
-    Some((Spread::between(low_s, median_s, high_s), hosts))
+    Some((boot, hosts))
 }
 
 #[cfg(test)]

@@ -7,13 +7,11 @@ use crate::facts::Cluster;
 use crate::figures::Figures;
 use crate::hosts::{cpu_factor, median};
 use crate::noise::is_as_far;
-use crate::runs::{FAR_S, PastRun, Traits};
+use crate::runs::{FAR_S, OLDER, PastRun, Traits};
 use crate::spread::Spread;
 
 /// [`REPEATED`] counts as this many runs, beside the runs of the job itself.
 const REPEATED_RUNS: f64 = 4.0;
-/// Each older run counts as this share of the next newer one.
-const OLDER: f64 = 0.8;
 /// A run that took longer than so many times what the runs from its distance take is weighed by its own time: it has probably
 /// not done the same work. All others weigh as what they usually take: by its own time a short run would outweigh the others.
 const TOO_LONG: f64 = 2.0;

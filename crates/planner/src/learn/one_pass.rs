@@ -15,7 +15,7 @@ use crate::hosts::cpu_factor;
 use crate::measured::disk_read_s;
 use crate::refused::Refused;
 use crate::runs::PastRun;
-use crate::spread::Spread;
+use crate::spread::{NINE_OF_TEN, Spread};
 
 /// Linux's default read-ahead: the assumed request size of a job about which nothing is known.
 const READ_AHEAD_BYTES: u64 = 128 << 10;
@@ -35,8 +35,6 @@ const BYTES: (f64, f64, f64) = (0.0, 1.0, 2.0);
 const OTHER_JOB: f64 = 0.3;
 const SAME_IMAGE: f64 = 1.0;
 const SAME_JOB: f64 = 8.0;
-/// 9 of 10 values are within this many standard deviations of the mean.
-const NINE_OF_TEN: f64 = 1.645;
 
 /// The runs from which an unknown job is predicted.
 #[derive(Debug, Clone, Copy)]

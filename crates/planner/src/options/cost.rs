@@ -21,7 +21,7 @@ use perigee_model::plan::{Basis, CostItem, CostOf, Estimate, OptionCost, PlanOpt
 use perigee_model::units::{format_bytes, format_seconds};
 
 use super::{Candidate, changes, way_name, whole_bytes};
-use crate::facts::{Cluster, JobFacts, MoneyFacts};
+use crate::facts::{Cluster, JobFacts, MoneyFacts, VolumeFacts};
 use crate::figures::Figures;
 use crate::learn::Learned;
 
@@ -377,7 +377,10 @@ impl<'a> Bill<'a> {
         let is_known = learned.basis != Basis::OnePass;
         match option.way {
             Way::Copy => {
-                for volume in self.job.volumes.iter().filter(|v| v.home != option.start) {
+                let comes = |v: &&VolumeFacts| {
+                    v.home != option.start && !candidate.come_with_others.contains(&v.volume)
+                };
+                for volume in self.job.volumes.iter().filter(comes) {
                     let bytes = volume.copy.bytes_to(&option.start) as f64;
                     self.leaves(&volume.home, &option.start, Some([bytes; 3]));
                 }

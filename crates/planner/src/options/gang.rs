@@ -7,38 +7,35 @@
 //! together. At each, the ranks are placed
 //! one after the other, each at the host that is best for it with those before it there: once with any host, and once with only those hosts
 //! that are beside the rank's data, beside a replica, or far from both. Which of a placement's hosts gets which rank is changed for their talk
-//! (`arrange.rs`) if that is no worse. So not all placements are looked at. A move goes from the best start to the best place with less loss, as
-//! [`crate::gangs::consider`] makes it.
+//! (`arrange.rs`) if that is no worse. So not all placements are looked at. A move goes from the best start to the best place with less loss, and a copy brings
+//! the data to the start, as [`crate::gangs::consider`] makes them (`changes.rs`).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use perigee_model::plan::{Basis, OptionCost, Part, Plan, PlanOption, Seconds, Unknown, Way};
+use perigee_model::plan::{
+    Basis, Estimate, OptionCost, Part, Plan, PlanOption, Seconds, Unknown, Way,
+};
 use perigee_model::units::format_bytes;
 use perigee_model::{HostId, SiteId};
 
 use super::alike::{self, Close};
-use super::changes::{self, may_not_move};
-use super::cost::{self, Changed};
+use super::changes as of_one;
+use super::cost;
 use super::stays::{self, Stay};
 use super::{Candidate, choose, homes_are_up, packing, whole_bytes};
 use crate::arrange::{Place as Spot, arrange};
 use crate::facts::{Before, Cluster, HostFacts, MoneyFacts, Snapshot};
 use crate::figures::Figures;
 use crate::gangs::{GangFacts, Ranks, Somewhere, Talked};
-use crate::hosts::{Boots, slower_s};
-use crate::moving::{Dirty, MoveCost, Moves};
+use crate::hosts::Boots;
 use crate::refused::Refused;
-use crate::running::{is_clearly_less, moves_at_s, price_s};
 use crate::spread::Spread;
 
 /// Of the sites with room, those come first where all of its VMs may start, then those with its data, and then those with most room.
 const SITES_MOST: usize = 6;
 /// At each of them so many hosts are looked at, or twice as many as the gang has VMs; first those where they may start.
 const HOSTS_MOST: usize = 32;
-
-/// Why the data stay where they are.
-const DATA_STAY: &str = "the data of a job with several VMs do not come to it while it runs";
 
 /// How near its data a rank has to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,10 +88,10 @@ pub(super) fn plan(snapshot: &Snapshot, gang: &GangFacts) -> Result<Plan, Refuse
     let not_allowed = ends.iter().filter(|end| end.impossible.is_some());
     candidates.extend(not_allowed.filter(|end| !starts_so(end.option.way)).cloned());
     candidates.extend(placer.moves(&starts, &ends, &mut figures));
-    candidates.extend(placer.copy(&starts));
+    candidates.extend(placer.copies(&starts, &mut figures));
     if let Some(whole) = gang.whole.filter(|_| gang.runs.is_empty()) {
         figures.measured("what equal runs took, wherever they were".to_owned());
-        candidates.iter_mut().for_each(|candidate| takes(candidate, whole.expected_s, whole));
+        candidates.iter_mut().for_each(|candidate| takes(candidate, whole));
     }
     let has_whole = gang.whole.is_some() && gang.runs.is_empty();
     let basis = if has_whole { Basis::History } else { ranks.basis() };
@@ -114,9 +111,9 @@ pub(super) fn plan(snapshot: &Snapshot, gang: &GangFacts) -> Result<Plan, Refuse
 }
 
 /// The whole gang takes so long, of which nothing more is known.
-fn takes(candidate: &mut Candidate, expected_s: f64, whole: perigee_model::plan::Estimate) {
-    let boot_s = candidate.option.predicted.boot_s.min(expected_s);
-    let other_s = expected_s - boot_s;
+fn takes(candidate: &mut Candidate, whole: Estimate) {
+    let boot_s = candidate.option.predicted.boot_s.min(whole.expected_s);
+    let other_s = whole.expected_s - boot_s;
     candidate.option.predicted = Seconds { boot_s, other_s, ..Seconds::default() }.added_up();
     candidate.option.total = whole;
     candidate.option.unknown.clear();
@@ -300,7 +297,7 @@ impl<'a> Placer<'a> {
 
     /// Of each kind the soonest one is left.
     fn keep_best(&self, all: &mut Vec<Candidate>) {
-        all.sort_by(changes::by_time);
+        all.sort_by(of_one::by_time);
         let mut kinds = Vec::new();
         all.retain(|candidate| super::add_new(&mut kinds, self.kind(candidate)));
     }
@@ -499,162 +496,6 @@ impl<'a> Placer<'a> {
         });
         each.sum()
     }
-
-    /// The network's part of what the gang loses there.
-    fn lost_s(&self, at: &Candidate) -> f64 {
-        let each = self.ranks.all.iter().zip(&at.ranks);
-        each.map(|(rank, alone)| rank.lost_s(&alone.place)).fold(0.0, f64::max) + at.talk.expected
-    }
-
-    /// The best move of all VMs from a place where they may start.
-    fn moves(
-        &self,
-        starts: &[Candidate],
-        ends: &[Candidate],
-        figures: &mut Figures,
-    ) -> Option<Candidate> {
-        let costs = Moves::of(&self.snapshot.cluster);
-        let far = starts.iter().filter(|s| s.impossible.is_none() && s.option.way != Way::Beside);
-        let pairs = far.flat_map(|start| ends.iter().map(move |end| (start, end)));
-        let moved = pairs.filter_map(|(start, end)| self.moved(&costs, start, end));
-        let (best, cost) = moved.min_by(|a, b| changes::by_time(&a.0, &b.0))?;
-        if best.impossible.is_none() {
-            cost.figures.into_iter().for_each(|figure| figures.measured(figure));
-            figures.assumed("its VMs move one after another, and wait for the one that moves");
-        }
-        Some(best)
-    }
-
-    /// `None` if there is nothing to save, or if the hosts can't exchange the VMs.
-    fn moved(
-        &self,
-        costs: &Moves,
-        start: &Candidate,
-        end: &Candidate,
-    ) -> Option<(Candidate, MoveCost)> {
-        let (here_s, there_s) = (self.lost_s(start), self.lost_s(end));
-        let slower = self.ranks.all.iter().zip(start.ranks.iter().zip(&end.ranks));
-        let slower = slower.map(|(rank, (from, to))| {
-            let (from, to) = (&from.place, &to.place);
-            slower_s(rank.learned.computing_s(from), from.cpu_factor, to.cpu_factor)
-        });
-        let saved_s = here_s - there_s - slower.fold(0.0, f64::max);
-        if !is_clearly_less(there_s, here_s) || saved_s <= 0.0 {
-            return None;
-        }
-        let (cost, impossible) = self.cost(costs, start, end)?;
-        let slowest = &self.ranks.all[start.slowest].learned;
-        let at = |c: &Candidate| c.ranks[start.slowest].place;
-        let avoidable = slowest.network_longer(&at(start), &at(end)).plus(start.talk);
-        let avoidable = Spread { expected: here_s - there_s, ..avoidable };
-        let known = (self.ranks.basis() == Basis::History).then_some(avoidable);
-        let command_s = start.option.predicted.total_s - start.option.predicted.boot_s;
-        let price_s = price_s(&cost, saved_s, command_s);
-        let lost_before_s = price_s - cost.job_s + moves_at_s(price_s, known);
-        let share_before = (lost_before_s / saved_s).min(1.0);
-        let until_s = start.boot.expected + share_before * command_s + cost.job_s;
-        let change = Changed { share_before, until_s, bytes: Some(cost.bytes) };
-        let mut candidate = self.mixed(start, end, change, cost.of_the_job());
-        candidate.impossible = impossible;
-        Some((candidate, cost))
-    }
-
-    /// All migrations, one after the other, and why they are not possible.
-    fn cost(
-        &self,
-        costs: &Moves,
-        start: &Candidate,
-        end: &Candidate,
-    ) -> Option<(MoveCost, Option<String>)> {
-        let job = &self.snapshot.job;
-        let mut sum = MoveCost { wait_s: Some(0.0), ..MoveCost::default() };
-        let mut impossible = may_not_move(self.snapshot);
-        let ranks = self.ranks.all.iter().zip(start.ranks.iter().zip(&end.ranks));
-        let command_s = start.option.predicted.total_s - start.option.predicted.boot_s;
-        for (rank, (from, to)) in ranks {
-            let (from, to) = (&from.option.start, &to.option.start);
-            if from == to {
-                continue;
-            }
-            let data_bytes: f64 = rank.learned.volumes.iter().map(|volume| volume.bytes).sum();
-            let dirty = Dirty::new(job.dirty_bytes_per_s, data_bytes, command_s);
-            let cost = costs.cost(from, to, job.memory_bytes, dirty).ok()?;
-            let is_one_site = self.snapshot.cluster.is_one_site(from, to);
-            let confined = job.uses_confined && !is_one_site;
-            impossible = impossible
-                .or_else(|| confined.then(|| super::CONFINED.to_owned()))
-                .or_else(|| cost.too_long());
-            sum.job_s += cost.job_s;
-            sum.total_s += cost.total_s;
-            sum.pause_s += cost.pause_s;
-            sum.bytes += cost.bytes;
-            sum.wait_s = sum.wait_s.zip(cost.wait_s).map(|(one, other)| one.max(other));
-            let new = cost.figures.into_iter().filter(|figure| !sum.figures.contains(figure));
-            let new: Vec<String> = new.collect();
-            sum.figures.extend(new);
-        }
-        Some((sum, impossible))
-    }
-
-    /// A share of the work is done where the gang starts, and the rest where it ends.
-    fn mixed(
-        &self,
-        start: &Candidate,
-        end: &Candidate,
-        change: Changed,
-        migration: Spread,
-    ) -> Candidate {
-        let share = change.share_before;
-        let mut moved = start.clone();
-        moved.option.way = Way::Migrate;
-        moved.option.end.clone_from(&end.option.start);
-        moved.option.end_hosts.clone_from(&end.option.hosts);
-        let mut each = Vec::with_capacity(self.ranks.all.len());
-        for ((rank, alone), to) in self.ranks.all.iter().zip(&mut moved.ranks).zip(&end.ranks) {
-            alone.place = alone.place.mixed(share, &to.place);
-            each.push(rank.somewhere(alone.place));
-            if alone.option.start != to.option.start {
-                alone.option.way = Way::Migrate;
-                alone.option.end.clone_from(&to.option.start);
-                let bytes = change.bytes.map(|bytes| bytes / self.ranks.all.len() as f64);
-                alone.change = Some(Changed { bytes, ..change });
-            }
-        }
-        moved.talk = start.talk.times(share).plus(end.talk.times(1.0 - share));
-        let all = self.ranks.together(&each, moved.talk);
-        (moved.slowest, moved.place) = (all.slowest, each[all.slowest].place);
-        (moved.migration, moved.change) = (migration, Some(change));
-        let boot_s = start.boot.expected;
-        let parts = Seconds { boot_s, migration_s: migration.expected, ..all.seconds };
-        moved.option.predicted = parts.added_up();
-        let total = start.boot.together(all.command).plus(migration);
-        let expected = moved.option.predicted.total_s;
-        moved.option.total = Spread { expected, ..total }.estimate();
-        let read: f64 = each.iter().map(|one| one.place.sent_bytes).sum();
-        let talk = share * self.between(&start.option.hosts)
-            + (1.0 - share) * self.between(&end.option.hosts);
-        let sent = read + talk + change.bytes.unwrap_or(0.0);
-        moved.option.shipped_bytes = Some(whole_bytes(sent));
-        for alone in &mut moved.ranks {
-            alone.option.total = moved.option.total;
-        }
-        moved
-    }
-
-    /// Data that could come to a job with one VM.
-    fn copy(&self, starts: &[Candidate]) -> Option<Candidate> {
-        let start = starts.iter().find(|start| {
-            let far = self.ranks.all.iter().zip(&start.option.hosts);
-            let mut far = far.flat_map(|(rank, host)| {
-                rank.job.volumes.iter().filter(move |volume| volume.home != *host)
-            });
-            start.impossible.is_none() && far.any(|volume| volume.copy.stays.is_none())
-        })?;
-        let mut copy = start.clone();
-        copy.option.way = Way::Copy;
-        copy.impossible = Some(DATA_STAY.to_owned());
-        Some(copy)
-    }
 }
 
 /// The soonest one; at a site that packs the fullest host that is almost as good.
@@ -688,5 +529,6 @@ fn unknown(stays: &[Stay], boot_is_known: bool, talk: Option<Unknown>) -> Vec<Un
     all
 }
 
+mod changes;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! The ways to run a job that has not started, with their predicted times.
 
-use perigee_model::HostId;
 use perigee_model::plan::{Basis, Estimate, Part, Plan, PlanOption, Seconds, Way};
 use perigee_model::units::format_seconds;
+use perigee_model::{HostId, VolumeName};
 
 use crate::facts::{MoneyFacts, Snapshot};
 use crate::figures::Figures;
@@ -82,6 +82,8 @@ struct Candidate {
     slowest: usize,
     /// What its VMs send to each other from there.
     talk: Spread,
+    /// Of a VM of a gang whose data come to it: clones that come to its host with those of other VMs, and ship nothing more.
+    come_with_others: Vec<VolumeName>,
 }
 
 /// How much longer a command takes at one candidate's place than at another's; what both have in common cancels out.
@@ -122,6 +124,7 @@ impl Candidate {
             ranks: Vec::new(),
             slowest: 0,
             talk: Spread::default(),
+            come_with_others: Vec::new(),
         }
     }
 

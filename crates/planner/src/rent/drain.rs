@@ -3,6 +3,8 @@
 //! The jobs are taken one after another. A host has as many slots as CPUs; a job takes as many as its CPUs, or as its part of the host's
 //! memory, and starts when so many are free (list scheduling: Graham, SIAM J. Appl. Math. 1969). Two orders are tried, and the one with the
 //! smaller sum counts: the queue's, and one in which the jobs that would be dear elsewhere come first, so that they have the own hosts.
+//!
+//! A job with several VMs is there once for each. They start when all have room, wherever that is.
 
 use perigee_model::money::Money;
 use perigee_model::rental::{MACHINE_CPUS_MAX, Offer};
@@ -127,6 +129,13 @@ impl Place {
     /// In how many seconds a job would start there; `None` if it can't run there.
     pub(super) fn starts_s(&self, job: &Job) -> Option<f64> {
         self.way(job, 0.0).map(|way| way.start_s)
+    }
+
+    /// When VMs like this job would start there, one after another: at most so many; none if it can't run there.
+    pub(super) fn starts_of(&self, job: &Job, most: usize) -> impl Iterator<Item = f64> {
+        let slots = self.way(job, 0.0).map_or(usize::MAX, |way| way.slots.max(1) as usize);
+        let each = self.free_s.chunks_exact(slots).take(most);
+        each.filter_map(|slots_free_s| slots_free_s.last().copied())
     }
 
     /// How the job would run there, if it is there in so many seconds.
@@ -383,16 +392,19 @@ impl<'s> Drains<'s> {
         let mut ends_s: Vec<f64> = places.iter().map(|place| place.busy_s).collect();
         let mut goes = vec![None; self.jobs.len()];
         let mut sum = 0.0;
-        for &number in order {
-            let Some((least, at, way)) = self.least(number, &places, left) else {
-                sum += self.waiting(number, NEVER_S, NEVER_S);
-                continue;
-            };
-            sum += least - way.machine;
-            left -= way.reserve;
-            ends_s[at] = ends_s[at].max(way.end_s);
-            places[at].take(way);
-            goes[number] = Some(Goes { place: at, way });
+        for all in order.chunk_by(|one, other| self.are_one_job(*one, *other)) {
+            let from_s = self.all_have_room_s(all, &places, left);
+            for &number in all {
+                let Some((least, at, way)) = self.least((number, from_s), &places, left) else {
+                    sum += self.waiting(number, NEVER_S, NEVER_S);
+                    continue;
+                };
+                sum += least - way.machine;
+                left -= way.reserve;
+                ends_s[at] = ends_s[at].max(way.end_s);
+                places[at].take(way);
+                goes[number] = Some(Goes { place: at, way });
+            }
         }
         let counted: Vec<f64> =
             places.iter().zip(&ends_s).map(|(place, ends_s)| place.machine(*ends_s)).collect();
@@ -401,12 +413,40 @@ impl<'s> Drains<'s> {
         Drained { sum, goes, ends_s, counted, per_hour, waiting, places }
     }
 
-    /// Where the job's own sum is least, of places that end it at the same cost the one that ends it first. `None` if not to run is as good.
-    fn least(&self, number: usize, places: &[Place], left: f64) -> Option<(f64, usize, Way)> {
+    /// Whether these are two VMs of one job that waits. They start together.
+    fn are_one_job(&self, one: usize, other: usize) -> bool {
+        one.max(other) < self.waiting && self.jobs[one].1.job == self.jobs[other].1.job
+    }
+
+    /// When all VMs of a job have room at once; 0 if it has only one.
+    fn all_have_room_s(&self, all: &[usize], places: &[Place], mut left: f64) -> f64 {
+        if all.len() < 2 {
+            return 0.0;
+        }
+        let (mut places, mut from_s) = (places.to_vec(), 0.0);
+        for &number in all {
+            if let Some((_, at, way)) = self.least((number, 0.0), &places, left) {
+                from_s = way.start_s.max(from_s);
+                left -= way.reserve;
+                places[at].take(way);
+            }
+        }
+        from_s
+    }
+
+    /// Where the job's own sum is least if it starts after so many seconds, of places that end it at the same cost the one that ends it first. `None`
+    /// if not to run is as good.
+    fn least(
+        &self,
+        (number, from_s): (usize, f64),
+        places: &[Place],
+        left: f64,
+    ) -> Option<(f64, usize, Way)> {
         let (in_s, job) = self.jobs[number];
         let mut best: Option<(f64, usize, Way)> = None;
         for (at, place) in places.iter().enumerate() {
-            let Some(way) = place.way(job, in_s).filter(|way| way.reserve <= left) else {
+            let Some(way) = place.way(job, in_s.max(from_s)).filter(|way| way.reserve <= left)
+            else {
                 continue;
             };
             let waiting = self.waiting(number, way.end_s, way.start_s + way.high_s);

@@ -42,7 +42,7 @@ pub mod keep;
 mod tests;
 mod waits;
 
-pub use waits::waits;
+pub use waits::{waits, waits_for_all};
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -129,7 +129,7 @@ pub struct Period {
 /// A job that waits.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// Which job.
+    /// Which job. One with several VMs is there for each of these, one after another: they start together.
     pub job: JobId,
     /// Its CPUs.
     pub cpus: u32,

@@ -2,24 +2,57 @@
 
 use perigee_model::HostId;
 
-use super::drain::{Drains, Place};
+use super::drain::{Drained, Drains, Place};
 use super::{Job, NEVER_S, Snapshot};
 
 /// Of each host where the job can run: in how many seconds it would start there if all jobs of the snapshot come before it. `None`: a job
 /// that runs there, or comes before it there, ends nobody knows when ([`NEVER_S`] stands for that in the snapshot).
 #[must_use]
 pub fn waits(snapshot: &Snapshot, job: &Job) -> Vec<(HostId, Option<f64>)> {
-    let drains = Drains::new(snapshot);
+    let starts = |place: &Place| {
+        let host = &snapshot.hosts[place.host?].host;
+        Some((host.clone(), known(place.starts_s(job)?)))
+    };
+    drained(snapshot).places.iter().filter_map(starts).collect()
+}
+
+/// The same of a job with so many VMs, which all start when all have room: at all hosts of a scope together, with at most so many at each. A
+/// scope where they never have room has no time.
+#[must_use]
+pub fn waits_for_all(
+    snapshot: &Snapshot,
+    job: &Job,
+    (count, most_each): (usize, usize),
+    scopes: &[Vec<HostId>],
+) -> Vec<(HostId, Option<f64>)> {
+    let drained = drained(snapshot);
+    let mut waits = Vec::new();
+    for scope in scopes {
+        let is_within = |place: &&Place| {
+            let host = place.host.map(|number| &snapshot.hosts[number].host);
+            host.is_some_and(|host| scope.contains(host))
+        };
+        let within = drained.places.iter().filter(is_within);
+        let mut starts_s: Vec<f64> =
+            within.flat_map(|place| place.starts_of(job, most_each)).collect();
+        starts_s.sort_unstable_by(f64::total_cmp);
+        if let Some(last_s) = count.checked_sub(1).and_then(|last| starts_s.get(last)) {
+            waits.extend(scope.iter().map(|host| (host.clone(), known(*last_s))));
+        }
+    }
+    waits
+}
+
+/// The hosts after all jobs of the snapshot.
+fn drained(snapshot: &Snapshot) -> Drained {
     let hosts = snapshot.hosts.iter().enumerate();
     let places: Vec<Place> =
         hosts.map(|(number, host)| Place::of_host(number, host, snapshot)).collect();
-    let drained = drains.best(&places, snapshot.budget_left);
-    let starts = |place: &Place| {
-        let host = &snapshot.hosts[place.host?].host;
-        let starts_s = place.starts_s(job)?;
-        Some((host.clone(), Some(starts_s).filter(|starts_s| *starts_s < NEVER_S)))
-    };
-    drained.places.iter().filter_map(starts).collect()
+    Drains::new(snapshot).best(&places, snapshot.budget_left)
+}
+
+fn known(starts_s: f64) -> Option<f64> {
+    Some(starts_s).filter(|starts_s| *starts_s < NEVER_S)
 }
 
 #[cfg(test)]
@@ -57,6 +90,35 @@ mod tests {
         let hosts = [(2, NEVER_S), (4, NEVER_S)];
         assert_eq!(waits_of(&snapshot(0, hosts)), [None, Some(0.0)], "the second one has room");
         assert_eq!(waits_of(&snapshot(1, hosts)), [None, Some(1200.0)]);
+    }
+
+    #[test]
+    fn a_job_with_several_vms_waits_until_all_have_room_at_once() {
+        let scope = [0, 1].map(|number| host(number).host).to_vec();
+        let wait = |snapshot: &Snapshot, count, most_each| {
+            let scopes = [scope.clone()];
+            let waits = waits_for_all(snapshot, &job(99, 1.0), (count, most_each), &scopes);
+            assert!(waits.is_empty() || waits.len() == 2 && waits[0].1 == waits[1].1, "{waits:?}");
+            waits.first().map(|(_, wait)| *wait)
+        };
+        let all = usize::MAX;
+        // Each host has room for one VM now, and for one more when its job has ended.
+        let idle = snapshot(0, [(4, 100.0), (4, 300.0)]);
+        let of_idle = [2, 3, 4, 5].map(|count| wait(&idle, count, all));
+        assert_eq!(of_idle, [Some(Some(0.0)), Some(Some(100.0)), Some(Some(300.0)), None]);
+        assert_eq!([2, 3].map(|count| wait(&idle, count, 1)), [Some(Some(0.0)), None]);
+        let busy = snapshot(1, [(4, 100.0), (4, 300.0)]);
+        assert_eq!(wait(&busy, 2, all), Some(Some(100.0)), "the job before it has the first host");
+        let never = snapshot(0, [(4, NEVER_S), (4, 300.0)]);
+        assert_eq!([3, 4].map(|count| wait(&never, count, all)), [Some(Some(300.0)), Some(None)]);
+    }
+
+    #[test]
+    fn the_vms_of_a_job_that_waits_before_it_start_together() {
+        let mut queue = snapshot(2, [(2, 100.0), (2, 300.0)]);
+        assert_eq!(waits_of(&queue), [Some(1300.0), Some(1500.0)], "two jobs");
+        queue.jobs[1].job = queue.jobs[0].job.clone();
+        assert_eq!(waits_of(&queue), [Some(1500.0), Some(1500.0)], "one job with two VMs");
     }
 
     #[test]

@@ -98,14 +98,20 @@ pub(super) fn why_it_may_not_go(running: &Running, to: &HostId, cost: &MoveCost)
 }
 
 /// The same for the data volumes and the VM's host.
-pub(super) fn why_it_may_not_come(running: &Running) -> Option<String> {
+pub(crate) fn why_it_may_not_come(running: &Running) -> Option<String> {
     refused(running, Way::Copy, &running.host)
 }
 
 /// The data volumes that are at other hosts.
-pub(super) fn coming(running: &Running) -> Vec<Coming<'_>> {
+pub(crate) fn coming(running: &Running) -> Vec<Coming<'_>> {
     let far = running.disks.iter().filter(|disk| disk.home != running.host);
     far.map(|d| Coming { volume: &d.volume, home: &d.home, copy: &d.copy }).collect()
+}
+
+/// How the work so far has waited for its reads.
+pub(crate) fn reading_so_far(running: &Running, lost_s: f64) -> Reading {
+    let waits_s = lost_s * lost_by_reads_share(&running.disks);
+    Reading::of(waits_s, running.wall_s - lost_s, false)
 }
 
 /// How the rest of the work waits for its reads, according to the job's earlier runs.
@@ -124,8 +130,7 @@ fn copied<'a>(running: &'a Running, lost_s: f64, learned: Option<&Learned>) -> O
     if volumes.is_empty() || !is_clearly_less(0.0, lost_s) {
         return None;
     }
-    let waits_s = lost_s * lost_by_reads_share(&running.disks);
-    let measured = Reading::of(waits_s, running.wall_s - lost_s, false);
+    let measured = reading_so_far(running, lost_s);
     // A copy takes long, and what comes later may wait for its reads far more than what was done so far.
     let later =
         learned.and_then(|learned| reading_later(running, learned, &now(running, learned)?));

@@ -1,4 +1,4 @@
-//! Asks the planner whether all VMs of a gang move to another site, and begins that.
+//! Asks the planner whether all VMs of a gang move to another site, or their data come to them, and begins that.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,6 @@ use perigee_planner::{RefusedWay, Running};
 
 use super::moving::{has_ended, may_move, rooms, sent};
 use super::{GangRun, Members};
-use crate::cluster::Cluster;
 use crate::jobs::driver::Step;
 use crate::migration::{self, by_itself};
 use crate::planning::links;
@@ -24,13 +23,13 @@ use crate::{networks, planning, tpm};
 const CONSIDERED_EVERY: u32 = 3;
 
 /// After a move that was refused or undone; doubled for each further one that was undone in a row.
-const PAUSE_FIRST: Duration = Duration::from_secs(30);
+pub(super) const PAUSE_FIRST: Duration = Duration::from_secs(30);
 const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
 
 impl GangRun {
-    /// `Some` if a move was begun.
+    /// `Some` if a change was begun.
     pub(super) async fn decide_move(&mut self, members: &Members) -> Result<Option<Step>, Problem> {
-        if !self.may_be_considered()? || data_move(&self.cluster, members) {
+        if self.data_move(members).await? || !self.may_be_considered()? {
             return Ok(None);
         }
         self.considered = Some(Instant::now());
@@ -39,6 +38,10 @@ impl GangRun {
             GangVerdict::Stay { reason } => {
                 tracing::debug!("job {}: its VMs stay: {reason}", self.id);
                 return Ok(None);
+            }
+            GangVerdict::Copy { reason, plan } => {
+                let hosts = running.members.into_iter().map(|member| member.host).collect();
+                return self.begin_copy(hosts, reason, plan).await.map(Some);
             }
             GangVerdict::Move { to, reason, plan } => (to, reason, plan),
         };
@@ -85,6 +88,7 @@ impl GangRun {
             let facts = planning::running(&self.cluster, member, Duration::ZERO).await?;
             let Some(mut facts) = facts else { return Ok(None) };
             facts.refused = self.refused_to(member);
+            facts.refused.extend(self.refused_copy(&facts.host));
             running.push(facts);
         }
         let all: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
@@ -125,15 +129,6 @@ impl GangRun {
         all.extend(unable.map(|(to, why)| RefusedWay { way: Way::Migrate, to, why }));
         all
     }
-}
-
-/// Whether data of a member move, or are still to come to its VM. Meanwhile no VM moves by itself.
-fn data_move(cluster: &Cluster, members: &Members) -> bool {
-    members.iter().flatten().any(|member| {
-        let disks = member.placement.iter().flat_map(|placement| &placement.disks);
-        let mut moves = disks.filter_map(|disk| cluster.index.volume_move(&disk.volume));
-        !member.to_follow.is_empty() || moves.any(|last| !last.view.state.is_final())
-    })
 }
 
 /// What was sent since the gang's last move.

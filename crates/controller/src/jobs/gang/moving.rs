@@ -494,16 +494,27 @@ impl GangRun {
         let summary = format!("move all VMs to {}: {reason}", to.join(", "));
         tracing::info!("job {}: {summary}", self.id);
         let trigger = if asked.is_some() { Trigger::Asked } else { Trigger::TimeLost };
-        // Before the move is: a step that is cut between the two is done again, and a move never lacks its decision.
-        let decisions = planning::decisions(&self.cluster, &self.id).await?;
-        let is_recorded = |last: &Decision| last.summary == summary && last.outcome.is_empty();
-        if !decisions.last().is_some_and(is_recorded) {
-            planning::record(&self.cluster, &self.id, trigger, plan, summary).await?;
-        }
+        self.record_decision(trigger, plan, summary).await?;
         let of = GangMove { volumes, ..self.new_move(legs, asked, reason)? };
         self.forget_refusals();
         self.gang()?.last_move = Some(of);
         self.record.save().await
+    }
+
+    /// Records a decision before what follows from it is: a step that is cut between the two is done again, and a change never lacks its
+    /// decision.
+    pub(super) async fn record_decision(
+        &self,
+        trigger: Trigger,
+        plan: Plan,
+        summary: String,
+    ) -> Result<(), Problem> {
+        let decisions = planning::decisions(&self.cluster, &self.id).await?;
+        let is_recorded = |last: &Decision| last.summary == summary && last.outcome.is_empty();
+        match decisions.last().is_some_and(is_recorded) {
+            true => Ok(()),
+            false => planning::record(&self.cluster, &self.id, trigger, plan, summary).await,
+        }
     }
 
     /// Records that all go back. Failures before do not count for the way back.

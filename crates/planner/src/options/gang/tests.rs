@@ -57,9 +57,14 @@ fn assert_alike(one: &Estimate, other: &Estimate) {
 /// One run is not sure: a job whose runs are is moved at once, and a gang is not.
 #[test]
 fn a_gang_of_one_rank_is_planned_as_the_job() {
-    for start in [Start::Anywhere, Start::Host(host_id("home1"))] {
+    let comes = CopyFacts { bytes: 64 * MIB, ..CopyFacts::default() };
+    let starts = [Start::Anywhere, Start::Host(host_id("home1"))];
+    let stays = job().volumes[0].copy.clone();
+    let all = starts.iter().flat_map(|start| [(start, &stays), (start, &comes)]);
+    for (start, copy) in all {
         let mut alone = gang(1, 2500.0);
-        alone.job.start = start;
+        alone.job.start = start.clone();
+        alone.job.volumes[0].copy = copy.clone();
         let runs = vec![run(vec![past_run(ROUND_TRIP_S, 2500.0)])];
         alone.history = runs[0].ranks.clone();
         facts(&mut alone).runs = runs;
@@ -67,7 +72,7 @@ fn a_gang_of_one_rank_is_planned_as_the_job() {
         alone.job.gang = None;
         let of_job = planned(&alone);
         assert_eq!(of_gang.moves, of_job.moves);
-        for way in [Way::Beside, Way::Remote, Way::Migrate] {
+        for way in [Way::Beside, Way::Remote, Way::Migrate, Way::Copy] {
             let Some(job) = of_job.options.iter().find(|option| option.way == way) else {
                 continue;
             };
@@ -225,8 +230,7 @@ fn a_replica_of_the_data_is_a_way_of_its_own() {
     let replica = option(&plan, Way::Replica);
     assert_eq!(names(&replica.hosts), ["home1", "home1"]);
     assert!(replica.predicted.network_s < 2.0, "{:?}", replica.predicted);
-    let copy = option(&plan, Way::Copy);
-    assert!(copy.reason.contains("do not come to it"), "{}", copy.reason);
+    assert!(option(&plan, Way::Copy).is_possible(), "{plan:?}");
     assert!(option(&plan, Way::Beside).reason.contains("its file lets the job start only at site"));
 }
 
@@ -266,6 +270,47 @@ fn a_gang_that_starts_far_from_its_data_may_be_moved_as_a_whole() {
     snapshot.job.may_migrate = false;
     let stays = planned(&snapshot);
     assert!(option(&stays, Way::Migrate).reason.contains("may not move"), "{stays:?}");
+}
+
+#[test]
+fn the_data_come_to_all_vms_and_what_clones_share_is_shipped_once_to_each_host() {
+    let mut snapshot = gang(2, 2500.0);
+    snapshot.job.start = Start::Site("home".parse().expect("a name"));
+    snapshot.job.volumes[0].copy = CopyFacts { bytes: 256 * MIB, ..CopyFacts::default() };
+    snapshot.cluster.hosts[2].price = Some(price(3_600_000));
+    snapshot.job.money.disk_bytes = Some(0);
+    let egress = |copy: &PlanOption| {
+        copy.cost.as_ref().and_then(|cost| cost.total).expect("a cost").expected.micros
+    };
+    facts(&mut snapshot).apart = true;
+    let apart = planned(&snapshot);
+    let copy = apart.chosen().expect("a choice");
+    let mut hosts = names(&copy.hosts);
+    hosts.sort_unstable();
+    assert_eq!((copy.way, hosts), (Way::Copy, vec!["home1", "home2"]));
+    assert!(apart.moves && copy.end_hosts.is_empty(), "{copy:?}");
+    assert_eq!(copy.shipped_bytes, Some(512 * MIB));
+    assert_eq!(egress(copy), 45_000, "half a GiB");
+    let apart_s = copy.predicted.migration_s;
+    assert!(copy.predicted.total_s < option(&apart, Way::Remote).predicted.total_s);
+    facts(&mut snapshot).apart = false;
+    let together = planned(&snapshot);
+    let copy = option(&together, Way::Copy);
+    assert_eq!((names(&copy.hosts), copy.shipped_bytes), (vec!["home1"; 2], Some(256 * MIB)));
+    assert_eq!(egress(copy), 22_500);
+    // The link to both hosts is shared by what comes to them.
+    assert!(copy.predicted.migration_s < apart_s, "{apart_s}, {copy:?}");
+}
+
+#[test]
+fn the_data_do_not_come_to_vms_if_those_of_one_may_not() {
+    let mut snapshot = gang(2, 2500.0);
+    snapshot.job.start = Start::Site("home".parse().expect("a name"));
+    let why = |snapshot: &Snapshot| option(&planned(snapshot), Way::Copy).reason.clone();
+    assert_eq!(why(&snapshot), "not possible: volume data stays at cloud1: others read it");
+    snapshot.job.volumes[0].copy = CopyFacts { bytes: MIB, ..CopyFacts::default() };
+    snapshot.job.may_migrate = false;
+    assert_eq!(why(&snapshot), "not possible: the job file says that it may not move");
 }
 
 #[test]

@@ -143,6 +143,32 @@ async fn however_many_read_a_copy_in_the_middle_each_block_is_fetched_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn clones_of_one_volume_that_come_to_a_host_ship_once_what_they_share() {
+    let (from, content) = two_layers().await;
+    for name in ["c0", "c1", "c2"] {
+        let clone = create(name, None, VolumeSource::Volume(volume_name("v")));
+        from.pool.create_volume(clone).await.unwrap();
+    }
+    let device = session(&from.pool, "c1").await;
+    device.write(7 * BLOCK, bytes(7, 4096), false).await.unwrap();
+    from.pool.seal_ahead(&volume_name("c1")).await.unwrap();
+    let changed = all(&device).await;
+    let site = Site::new();
+    site.way.lead(&from.pool);
+    // Two come at the same time, and one when these are complete.
+    tokio::join!(site.take(&from.pool, "c0"), site.take(&from.pool, "c1"));
+    site.fill().await;
+    site.take(&from.pool, "c2").await;
+    site.fill().await;
+    // Both layers, and what one clone has written.
+    assert_eq!(site.way.read_bytes(OWN_SUFFIX), (8 + 2 + 1) * BLOCK, "{:?}", site.way.reads);
+    site.way.away.store(true, Ordering::SeqCst);
+    for (name, content) in [("c0", &content), ("c1", &changed), ("c2", &content)] {
+        assert!(all(&session(&site.pool, name).await).await == *content, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn guests_write_over_a_copy_and_what_they_wrote_stays() {
     let (from, mut content) = two_layers().await;
     let site = taken(&from).await;
