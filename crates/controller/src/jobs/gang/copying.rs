@@ -12,7 +12,7 @@ use perigee_model::{HostId, Problem, VolumeName};
 use perigee_planner::RefusedWay;
 
 use super::decide_move::PAUSE_FIRST;
-use super::moving::has_ended;
+use super::moving::{has_ended, sent};
 use super::{GangRun, Members};
 use crate::clock::now_ms;
 use crate::cluster::Cluster;
@@ -22,7 +22,7 @@ use crate::planning;
 use crate::records::{GangCopy, JobRecord, PlacedDisk, vm_of};
 
 /// Why data of a VM do not come that is about to move, or was moved.
-const MOVED: &str = "the VMs of its job move";
+pub(super) const MOVED: &str = "the VMs of its job move";
 
 impl GangRun {
     /// The data of each VM are to come to these hosts, where the VMs are.
@@ -54,15 +54,27 @@ impl GangRun {
         if data_moves || !all().all(|member| has_begun(member, &copy)) {
             return Ok(true);
         }
-        let refused = members.iter().flatten().find_map(|member| refused_of(member));
-        let undone = refused.unwrap_or_default();
+        let known = || members.iter().flatten().filter(|member| copied(member) == copy.number);
+        let undone = known().find_map(|member| refused_of(member)).unwrap_or_default();
+        if known().any(|member| refused_of(member).is_none()) {
+            // With its data each VM's account began anew, and so does that of the talk.
+            let every: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
+            self.gang()?.sent_before = sent(&every);
+        }
+        self.end_copy(undone).await?;
+        Ok(false)
+    }
+
+    /// Records that the data that are to come to its VMs have come, or why not all of them.
+    pub(super) async fn end_copy(&mut self, undone: String) -> Result<(), Problem> {
+        let copy = self.gang()?.last_copy.clone();
+        let Some(copy) = copy.filter(GangCopy::is_open) else { return Ok(()) };
         if !undone.is_empty() {
             tracing::info!("job {}: not all of its data come to its VMs: {undone}", self.id);
             planning::not_done(&self.cluster, &self.id, &undone).await?;
         }
         self.gang()?.last_copy = Some(GangCopy { ended_ms: Some(now_ms()), undone, ..copy });
-        self.record.save().await?;
-        Ok(false)
+        self.record.save().await
     }
 
     /// Copies that were refused a short time ago are not asked for again.
@@ -92,7 +104,12 @@ impl GangRun {
 
 /// Whether a member's driver has begun the copy, or need not.
 fn has_begun(member: &JobRecord, copy: &GangCopy) -> bool {
-    member.kind.member().is_some_and(|of| of.copied >= copy.number)
+    copied(member) >= copy.number
+}
+
+/// The last copy that a member's driver has begun; 0 is none.
+fn copied(member: &JobRecord) -> u32 {
+    member.kind.member().map_or(0, |of| of.copied)
 }
 
 /// Why not all data of a member have come.

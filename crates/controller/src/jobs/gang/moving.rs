@@ -15,6 +15,7 @@ use perigee_model::volume_move::VolumesOnMove;
 use perigee_model::{HostId, HostRules, JobId, Problem, ProblemKind, SiteId};
 use perigee_planner::gangs::{Room, at_site, ruled};
 
+use super::copying::MOVED;
 use super::{GangRun, Members, members};
 use crate::cleaner::Pending;
 use crate::clock::now_ms;
@@ -494,6 +495,7 @@ impl GangRun {
         let summary = format!("move all VMs to {}: {reason}", to.join(", "));
         tracing::info!("job {}: {summary}", self.id);
         let trigger = if asked.is_some() { Trigger::Asked } else { Trigger::TimeLost };
+        self.end_copy(MOVED.to_owned()).await?;
         self.record_decision(trigger, plan, summary).await?;
         let of = GangMove { volumes, ..self.new_move(legs, asked, reason)? };
         self.forget_refusals();

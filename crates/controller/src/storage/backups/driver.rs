@@ -102,9 +102,10 @@ impl Run<'_> {
     /// Asks the volume's home to ship the backup, and hears how far it is. Who asked is recorded before.
     async fn ship(&mut self) -> Result<ShippedBackup, Problem> {
         let sealed = vm::sealed(self.cluster, &mut self.record).await?;
+        let asks = self.record.value.asks;
         let mut view = self.view().clone();
         let home = match &view.image {
-            Some(image) => image::shipper(self.cluster, &view, image).await?,
+            Some(image) => image::shipper(self.cluster, (&view, asks), image).await?,
             None => {
                 let home = volumes::settled_home(self.cluster, &view.volume).await?;
                 volumes::reachable(self.cluster, &home)?

@@ -47,16 +47,18 @@ pub async fn check_listed(cluster: &Cluster, what: &str, image: &ImageName) -> R
     }
 }
 
-/// The host that ships an image: that of an earlier try, or the one that has made the image. To an S3 store any other one ships too while that one is away.
+/// The host that ships an image: that of an earlier try, or the one that has made the image. To an S3 store any other one ships too while that one is away, unless an
+/// earlier request (`asks`) may still be under way there.
 ///
 /// # Errors
 /// `Unavailable` if no such host answers; `NotFound` if the image is gone.
 pub async fn shipper(
     cluster: &Cluster,
-    view: &Backup,
+    (view, asks): (&Backup, bool),
     image: &ImageName,
 ) -> Result<Arc<HostLink>, Problem> {
-    images::whole_at(cluster, image, view.host.as_ref(), view.at.is_s3()).await
+    let may_be_any = view.at.is_s3() && !asks;
+    images::whole_at(cluster, image, view.host.as_ref(), may_be_any).await
 }
 
 /// Makes an image of a backup, when all of it was read and checked.
@@ -77,8 +79,8 @@ pub async fn restore(
         return Err(Problem::invalid(what, "it is not the backup of an image")
             .next("restore it as a volume, and make an image of that: perigee volume snapshot"));
     }
-    // What has no room is not even begun. The image takes its room when its size is known.
-    drop(accounts::hold_volume(cluster, ask.image.as_str(), found.size_bytes).await?);
+    // What has no room is not even begun. From then on, when the image has its name, its record counts.
+    let room = accounts::hold_volume(cluster, ask.image.as_str(), found.size_bytes).await?;
     let of = ImportedBackup { backup: name.clone(), from };
-    images::restore(cluster, &what, ask.image, of, &host).await
+    images::restore(cluster, &what, ask.image, (of, found.size_bytes), &host, || drop(room)).await
 }

@@ -257,7 +257,7 @@ async fn send_lacking(cluster: &Cluster) -> Result<String, Problem> {
     Ok(format!("asked {} hosts, of which {lacking} layers lacked a key", hosts.len()))
 }
 
-/// Whether a host has a record of something of the backup's tenant, and so had the key before: the host may have been broken into.
+/// Whether a host has shipped the backup, or lasting disks of its tenant are recorded there. A job that runs there is not enough: the host may have been broken into.
 async fn may_have_key(
     cluster: &Cluster,
     host: &HostLink,
@@ -273,7 +273,8 @@ async fn may_have_key(
         |volume: &VolumeRecord| volume.home == host.id && tenant.owns(volume.name.as_str());
     let has_disk = |record: &Arc<JobRecord>| {
         let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-        tenant.owns(record.job.id.as_str()) && disks.any(|disk| disk.home == host.id)
+        let lasts = record.kind.is_persistent_vm() && tenant.owns(record.job.id.as_str());
+        lasts && disks.any(|disk| disk.home == host.id)
     };
     Ok(volumes.iter().any(is_its) || cluster.unfinished_jobs().iter().any(has_disk))
 }

@@ -46,10 +46,11 @@ pub async fn import(cluster: &Cluster, new: NewImage) -> Result<ClusterImage, Pr
     let (host, source, format) = (first.id.clone(), new.source, new.format);
     let import = PendingImport { host, source, format, backup: None };
     let record = ImageRecord { leave_site: new.leave_site, ..ImageRecord::new(new.name) };
-    make(cluster, &what, record, &first, import).await
+    make(cluster, &what, record, (&first, import), || ()).await
 }
 
-/// Makes an image of a backup at this host. The other hosts that are up get copies, which can be used at once.
+/// Makes an image of a backup at this host, of the size that the backup says. The other hosts that are up get copies, which can be used at once. The caller holds the room for the image, which
+/// `taken` gives back, because from then on the record counts.
 ///
 /// # Errors
 /// `Conflict` if the name is taken, or the backup damaged; `NoSpace`; what the host says. Then there is no image.
@@ -57,12 +58,14 @@ pub async fn restore(
     cluster: &Cluster,
     what: &str,
     name: ImageName,
-    of: ImportedBackup,
+    (of, size_bytes): (ImportedBackup, u64),
     host: &HostLink,
+    taken: impl FnOnce(),
 ) -> Result<ClusterImage, Problem> {
     let (source, format, backup) = (String::new(), None, Some(of));
     let import = PendingImport { host: host.id.clone(), source, format, backup };
-    make(cluster, what, ImageRecord::new(name), host, import).await
+    let record = ImageRecord { size_bytes: Some(size_bytes), ..ImageRecord::new(name) };
+    make(cluster, what, record, (host, import), taken).await
 }
 
 /// Makes an image in this way, on a new layer.
@@ -70,8 +73,8 @@ async fn make(
     cluster: &Cluster,
     what: &str,
     record: ImageRecord,
-    host: &HostLink,
-    import: PendingImport,
+    (host, import): (&HostLink, PendingImport),
+    taken: impl FnOnce(),
 ) -> Result<ClusterImage, Problem> {
     let name = record.name.clone();
     let Some(_importing) = cluster.index.begin_import(&name) else {
@@ -81,6 +84,7 @@ async fn make(
     let layer = Some(LayerId(Uuid::new_v4()));
     let record = ImageRecord { layer, import: Some(import), ..record };
     take_name(cluster, what, &record).await?;
+    taken();
     let note = finish_import(cluster, host, record).await?;
     Ok(ClusterImage { note, ..image(cluster, &name).await? })
 }
@@ -139,6 +143,8 @@ async fn finish_import(
         }
     };
     let is_of_inputs = record.inputs.is_some();
+    // A backup says how large its image is, and the record has counted since.
+    let is_counted = record.size_bytes == Some(info.size_bytes);
     let made_at = Some(host.id.clone());
     // A backup says whether its image may leave its site.
     let leave_site = if info.leave_site.is_never() { info.leave_site } else { record.leave_site };
@@ -147,7 +153,10 @@ async fn finish_import(
         // Room for its files was taken before. The disk has more, which is empty.
         return cluster.records.put(&key, &known).await.map(|()| info.note);
     }
-    let _room = room_for(cluster, host, &name, info.size_bytes).await?;
+    let _room = match is_counted {
+        true => None,
+        false => Some(room_for(cluster, host, &name, info.size_bytes).await?),
+    };
     let known = ImageRecord { size_bytes: Some(info.size_bytes), ..known };
     cluster.records.put(&key, &known).await?;
     copy_to_others(cluster, host, &known, layer).await;
