@@ -87,11 +87,14 @@ impl BackupTarget {
 
     /// Whether one of both is the other one, or is below it.
     pub fn overlaps(&self, other: &Self) -> bool {
-        let is_within = |inner: &str, outer: &str| {
-            inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        let (one, two) = (&self.address, &other.address);
-        self.endpoint == other.endpoint && (is_within(one, two) || is_within(two, one))
+        self.is_within(other) || other.is_within(self)
+    }
+
+    /// Whether it is the other one, or is below that.
+    pub fn is_within(&self, outer: &Self) -> bool {
+        let rest = self.address.strip_prefix(&outer.address);
+        let is_below = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        self.endpoint == outer.endpoint && is_below
     }
 
     /// Whether it is an S3 store.
@@ -735,6 +738,7 @@ mod tests {
         assert!(!overlaps("/srv/b", "/srv/b2") && !overlaps("s3://b/acme", "s3://b/blue"));
         let elsewhere = BackupTarget { endpoint: Some("http://x".to_owned()), ..at("s3://b") };
         assert!(!elsewhere.overlaps(&at("s3://b")));
+        assert!(at("/srv/b/c").is_within(&at("/srv/b")) && !at("/srv").is_within(&at("/srv/b")));
     }
 
     #[test]

@@ -301,7 +301,12 @@ impl Pool {
         Ok(IncomingVolume { temp, file: Arc::new(DiskFile::from(file)), size_bytes })
     }
 
-    /// Makes an image of a backup, as an import does: if the image is deleted meanwhile, the work ends. `None`: the image is there already on this layer.
+    /// An image is about to be made of a backup. Until what this gives is dropped, whoever deletes the image ends the work, as that of an import.
+    pub fn begin_restore(&self, name: &ImageName, work: &Arc<Work>) -> Importing {
+        self.imports.begin(name, work)
+    }
+
+    /// Makes an image of a backup, as an import does. `None`: the image is there already on this layer.
     ///
     /// # Errors
     /// A conflict when the name or the layer is taken; no space.
@@ -310,10 +315,9 @@ impl Pool {
         name: &ImageName,
         layer: LayerId,
         size_bytes: u64,
-        work: &Arc<Work>,
+        importing: Importing,
     ) -> Result<Option<(IncomingVolume, IncomingImage)>, Problem> {
         let what = format!("can't restore image {name}");
-        let importing = self.imports.begin(name, work);
         if self.is_imported(&what, name, layer).await? {
             return Ok(None);
         }

@@ -107,6 +107,7 @@ pub use images::dir_images::{TreeError, TreeSize, unpack};
 pub use images::import::{ImportFrom, Tree};
 pub use images::qemu_img::{give as give_to_qemu_img, lower_priority};
 pub use layers::remote::Connector;
+pub use pool::imports::Importing;
 pub use pool::{Pool, PoolConfig};
 pub use volume::{Volume, io_problem};
 pub use work::{StopOnDrop, Work};

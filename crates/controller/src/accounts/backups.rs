@@ -95,10 +95,10 @@ fn check_no_tenants(
     Err(Problem::invalid(what, why).next("choose another target: `perigee tenant info` shows them"))
 }
 
-/// The tenant whose users may have backups made at this target, or at one that overlaps the target.
+/// The tenant whose users may have backups made at this target, or at one above it.
 pub fn tenant_at(cluster: &Cluster, at: &BackupTarget) -> Option<TenantName> {
     let accounts = cluster.accounts.read();
-    let has = |tenant: &&TenantRecord| tenant.backup_targets.iter().any(|one| one.overlaps(at));
+    let has = |tenant: &&TenantRecord| tenant.backup_targets.iter().any(|one| at.is_within(one));
     accounts.tenants.values().find(has).map(|tenant| tenant.name.clone())
 }
 

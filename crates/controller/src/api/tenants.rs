@@ -144,8 +144,11 @@ pub async fn set_backup_targets(
     Json(ask): Json<TenantBackupTargets>,
 ) -> Reply<Tenant> {
     let change = async move {
+        // No backup of others begins there between the two.
+        let beginning = cluster.beginning_backups.lock().await;
         backups::check_no_others(&cluster, &tenant, &ask.targets).await?;
         accounts::backups::set_targets(&cluster, &tenant, ask.targets).await?;
+        drop(beginning);
         accounts::tenant(&cluster, &tenant).await
     };
     json(to_its_end(change).await?)

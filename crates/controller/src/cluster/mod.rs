@@ -213,7 +213,8 @@ pub struct Cluster {
     pub replica_records: tokio::sync::Mutex<()>,
     /// Whoever begins to use a kept disk, or ends it, takes turns.
     pub kept_disks: tokio::sync::Mutex<()>,
-    /// Held while a backup looks for others and gets its record, so one of two that begin at the same moment goes first. No host is asked meanwhile.
+    /// Held while a backup looks for others and gets its record, so one of two that begin at the same moment goes first; and while a tenant gets its targets. No host is
+    /// asked meanwhile.
     pub beginning_backups: tokio::sync::Mutex<()>,
     /// Hosts that tried to join with a token that does not count.
     pub bad_joins: Seldom,

@@ -112,6 +112,56 @@ async fn a_restore_of_an_image_goes_on_after_the_controller_was_killed() {
 }
 
 #[tokio::test]
+async fn no_image_is_made_of_a_backup_that_is_being_deleted() {
+    let lab = Lab::up().await;
+    let done = lab.backs_up(TO).await;
+    let shipper =
+        [&lab.home, &lab.cloud].into_iter().find(|one| done.host.as_ref() == Some(&one.id));
+    let shipper = shipper.expect("its host");
+    shipper.inside().backups.hangs = true;
+    let next = lab.begins(TO).await;
+    wait_for("the next one to be shipped", async || {
+        let known = backups::get(&lab.cluster, &next.name).await.expect("the backup");
+        known.host.map(drop)
+    })
+    .await;
+    backups::delete(&lab.cluster, &done.name, false).await.expect("it waits for the next one");
+    let refused = lab.restores(&done, "again").await.expect_err("its bytes are about to go");
+    assert!(refused.why.contains("is being deleted"), "{refused}");
+    shipper.inside().backups.hangs = false;
+    assert_eq!(lab.ended(&next).await.state, BackupState::Completed);
+}
+
+#[tokio::test]
+async fn no_second_host_ships_to_a_store_while_the_first_one_may_still_ship() {
+    let mut lab = Lab::up().await;
+    lab.home.inside().backups.hangs = true;
+    lab.cloud.inside().backups.hangs = true;
+    let begun = lab.begins("s3://bucket").await;
+    let first = wait_for("its host", async || {
+        backups::get(&lab.cluster, &begun.name).await.expect("the backup").host
+    })
+    .await;
+    let (shipper, other) = match first == lab.home.id {
+        true => (&lab.home, &lab.cloud),
+        false => (&lab.cloud, &lab.home),
+    };
+    // The answer is lost with the controller, and then the host is away.
+    shipper.inside().down = true;
+    let silent = format!("host {first} does not answer");
+    other.inside().backups.hangs = false;
+    lab.restart_controller().await;
+    let waits = wait_for("what it waits for", async || {
+        let known = backups::get(&lab.cluster, &begun.name).await.expect("the backup");
+        known.problem.contains(&silent).then_some(known)
+    })
+    .await;
+    assert_eq!((waits.state, waits.host), (BackupState::Shipping, Some(first)));
+    let inside = [lab.home.inside().backups.asked, lab.cloud.inside().backups.asked];
+    assert!(inside.contains(&0), "one host was asked only: {inside:?}");
+}
+
+#[tokio::test]
 async fn the_schedule_of_an_image_backs_up_what_has_its_name_and_ends_without_it() {
     let lab = Lab::up().await;
     let of_image = NewBackupSchedule { volume: None, image: Some(name("debian")), ..ask("1d") };

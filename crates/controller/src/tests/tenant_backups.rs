@@ -8,12 +8,15 @@ use perigee_model::backup::{
 use perigee_model::backup_key::BackupKey;
 use perigee_model::backup_schedule::{BackupSchedule, NewBackupSchedule};
 use perigee_model::job::{ClusterImage, ClusterVolume};
+use perigee_model::rental::Rental;
 use perigee_model::tenant::{Quota, SetBackupKey, Tenant, TenantBackupKey, TenantBackupTargets};
 use perigee_model::{BackupName, ImageName, Problem, ProblemKind, VmId};
 
+use super::rentals::rental;
 use super::tenants::{Tenants, is_kind, new_volume, tenant, user_name, volume};
 use super::wait_for;
 use crate::level;
+use crate::records::{ImageRecord, image_key};
 use crate::storage::backups::{BackupRecord, new_backup};
 
 const TO: &str = "/srv/acme";
@@ -337,6 +340,15 @@ async fn a_host_gets_the_key_again_though_the_record_of_the_restore_was_lost() {
         host.inside().restores.layers[0].lacks_key = true;
     }
     assert!(other.inside().backups.keys.is_empty());
+    // Nor does a rented one get it, though disks of the tenant are there.
+    let rented = Rental { host: host.id.clone(), ..rental("rent-1") };
+    tenants.lab.cluster.rentals.put(&rented);
+    host.inside().restores.layers[0].lacks_key = true;
+    host.inside().backups.keys.clear();
+    let asked = host.inside().restores.looked;
+    wait_for("it to be asked", async || (host.inside().restores.looked >= asked + 2).then_some(()))
+        .await;
+    assert!(host.inside().backups.keys.is_empty());
 }
 
 #[tokio::test]
@@ -353,8 +365,10 @@ async fn an_admin_lists_a_tenant_s_target_with_the_tenant_s_key() {
     look(&tenants.admin, TO, None).await.expect("a list");
     look(&tenants.admin, "/srv/admins", None).await.expect("a list");
     look(&tenants.admin, "/srv/admins", Some("acme")).await.expect("a list");
+    // Above it there may be backups of anybody.
+    look(&tenants.admin, "/srv", None).await.expect("a list");
     let used = tenants.lab.home.inside().backups.listed_with.clone();
-    assert_eq!(used, [Some(made.key.clone()), None, Some(made.key)]);
+    assert_eq!(used, [Some(made.key.clone()), None, Some(made.key), None]);
     is_kind(look(&tenants.admin, TO, Some("void")).await, ProblemKind::NotFound);
     is_kind(look(&tenants.bob, TO, Some("acme")).await, ProblemKind::Forbidden);
 }
@@ -415,6 +429,41 @@ async fn a_tenant_backs_up_and_restores_its_own_images_only() {
     let by_admin = NewBackup { to: at("/srv/admins"), ..ask("debian") };
     is_kind(tenants.admin.post::<Backup>("/v1/backups", &by_admin).await, ProblemKind::Conflict);
     is_kind(restore(&tenants.admin, "other").await, ProblemKind::Conflict);
+}
+
+#[tokio::test]
+async fn a_restore_of_an_image_counts_in_the_quota_while_it_is_under_way() {
+    let tenants = Tenants::with_backups(&[]).await;
+    let import = serde_json::json!({"name": "golden", "source": "upload:1"});
+    let _: ClusterImage = tenants.ann.post("/v1/images", &import).await.expect("an image");
+    let image = |name: &str| ImageName::new(name).expect("a name");
+    let ask = NewBackup { volume: None, image: Some(image("golden")), ..of("any", TO) };
+    let done = tenants.back_up(&tenants.amy, &ask).await;
+    // The image and one more.
+    let quota = Quota { volume_bytes: Some(2 << 30), ..Quota::default() };
+    tenants.set_quota("acme", quota).await;
+    for host in [&tenants.lab.home, &tenants.lab.cloud] {
+        host.inside().restores.hangs = true;
+    }
+    let path = format!("/v1/backups/{}/restore-image", done.name);
+    let ask = |name: &str| RestoreImageBackup { image: image(name), host: None, from: None };
+    let first = ask("first");
+    let first = tenants.amy.post::<ClusterImage>(&path, &first);
+    let second = async {
+        let key = image_key(&image("acme~first"));
+        wait_for("the first one to have its name", async || {
+            let records = &tenants.lab.cluster.records;
+            records.read::<ImageRecord>(&key).await.expect("the store").map(drop)
+        })
+        .await;
+        let asked = tenants.amy.post::<ClusterImage>(&path, &ask("second")).await;
+        is_kind(asked, ProblemKind::NoSpace);
+        for host in [&tenants.lab.home, &tenants.lab.cloud] {
+            host.inside().restores.hangs = false;
+        }
+    };
+    let (made, ()) = tokio::join!(first, second);
+    assert_eq!(made.expect("it has room").name.as_str(), "acme~first");
 }
 
 #[tokio::test]

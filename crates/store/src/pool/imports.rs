@@ -20,7 +20,7 @@ pub(crate) struct Imports {
 }
 
 /// One import, until this is dropped.
-pub(crate) struct Importing {
+pub struct Importing {
     imports: Arc<Imports>,
     work: Arc<Work>,
 }

@@ -37,7 +37,7 @@ use perigee_model::backup::{
 use perigee_model::replica::SealedReplica;
 use perigee_model::volume::BLOCK_BYTES;
 use perigee_model::{ImageName, LayerId, Problem, ProblemKind, TenantName, VolumeName};
-use perigee_store::{ImageForBackup, Pool, Work, io_problem};
+use perigee_store::{Data, ImageForBackup, Pool, Work, io_problem};
 
 use format::{
     FORMAT, LayerIndex, Manifest, NamedLayer, Piece, PieceBuilder, Run, head_of, index_key,
@@ -114,6 +114,8 @@ pub async fn ship(
     for at in (0..there).rev() {
         shipping.layer(chain[at], chain.get(at + 1).copied()).await?;
     }
+    let layers = shipping.layers_from(chain.first().copied(), there).await?;
+    let confined = confined_now(pool, of, ask).await?.unwrap_or(is_confined);
     let manifest = Manifest {
         format: FORMAT,
         name: ask.name.clone(),
@@ -122,10 +124,10 @@ pub async fn ship(
         tenant,
         taken_ms,
         size_bytes,
-        confined: is_confined,
+        confined,
         encryption: None,
         vm: ask.vm.clone(),
-        layers: shipping.layers_from(chain.first().copied(), there).await?,
+        layers,
     };
     target.check_marker().await?;
     shipping.put_list(&manifest_key(&ask.name), &manifest).await?;
@@ -170,6 +172,25 @@ async fn look_at_image(
     let has = pool.image_for_backup(image, ask.to.is_s3()).await?;
     let ImageForBackup { size_bytes, is_confined, chain } = has;
     Ok(Has { tenant: TenantName::of(image.as_str()), size_bytes, is_confined, chain })
+}
+
+/// Whether what is backed up may not leave its site by now: that may have changed since the backup began. `None`: it is not here any more.
+async fn confined_now(
+    pool: &Arc<Pool>,
+    of: &Source,
+    ask: &ShipBackup,
+) -> Result<Option<bool>, Problem> {
+    let data = match of {
+        Source::Volume(volume) => Data::Volume(volume.clone()),
+        Source::Image(image) => Data::Image(image.clone()),
+    };
+    let confined = pool.leave_site(&data).await?.map(|leave_site| leave_site.is_never());
+    if confined == Some(true) && ask.to.is_s3() {
+        let what = format!("can't back up {of} to {}", ask.to.address);
+        let why = "since the backup began, it may not leave its site any more";
+        return Err(Problem::conflict(what, why).next("back it up to a directory"));
+    }
+    Ok(confined)
 }
 
 /// What a tenant's backups may hold, and what they hold at this target.
@@ -296,17 +317,19 @@ impl Shipping<'_> {
 
     /// Ships what a layer itself has.
     async fn layer(&mut self, layer: LayerId, parent: Option<LayerId>) -> Result<(), Problem> {
-        let device = self.pool.open_own(layer).await.map_err(|problem| match problem.kind {
+        // It is not all here yet, or was merged into another one since the try began.
+        let later = |problem: Problem| match problem.kind {
             ProblemKind::NotFound => Problem::unavailable(&self.what, problem.why).next(
                 "wait until its copy is complete (`perigee image list`); the backup is tried again",
             ),
             _ => problem,
-        })?;
+        };
+        let device = self.pool.open_own(layer).await.map_err(later)?;
         let runs = runs_of(&*device).await.map_err(|error| self.failed(&error))?;
         let data_bytes: u64 = runs.iter().filter(|run| !run.is_zero).map(Run::length_bytes).sum();
         // Only what is put there counts: a backup that is read again and again gets no further.
         self.work.expect(data_bytes);
-        self.pool.check_before_backup(layer, self.work.uncounted()).await?;
+        self.pool.check_before_backup(layer, self.work.uncounted()).await.map_err(later)?;
         let there = self.target.names(&layer_prefix(layer)).await?;
         let mut pieces = Pieces { layer, there, done: Vec::new(), next: PieceBuilder::default() };
         for run in runs {

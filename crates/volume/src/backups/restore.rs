@@ -51,8 +51,11 @@ impl Reading<'_> {
         &self,
         key: &str,
     ) -> Result<Option<T>, Problem> {
-        let Some(bytes) = self.target.get(key, LIST_BYTES_MAX).await? else { return Ok(None) };
         let what = format!("can't read {key}");
+        if self.work.is_stopped() {
+            return Err(stopped(&what));
+        }
+        let Some(bytes) = self.target.get(key, LIST_BYTES_MAX).await? else { return Ok(None) };
         let parsed = tokio::task::spawn_blocking(move || checked(&bytes)).await;
         let parsed = parsed.map_err(|error| Problem::internal(&what, error))?;
         parsed.map(Some).map_err(|why| damaged(&what, why))
@@ -353,6 +356,8 @@ pub async fn restore_image(
     ask: &RestoreImage,
     work: &Arc<Work>,
 ) -> Result<ImageInfo, Problem> {
+    // From the beginning, also while nothing but lists is read: whoever deletes the image ends this.
+    let importing = pool.begin_restore(image, work);
     // An earlier try has made it, and its answer was lost.
     if let Ok(made) = pool.image_info(image).await
         && made.layer == ask.layer
@@ -364,7 +369,8 @@ pub async fn restore_image(
     let reading = Reading { target: &target, work };
     let manifest = reading.manifest(&ask.backup).await?;
     let indexes = reading.indexes(&manifest).await?;
-    let begun = pool.begin_incoming_image(image, ask.layer, manifest.size_bytes, work).await?;
+    let size_bytes = manifest.size_bytes;
+    let begun = pool.begin_incoming_image(image, ask.layer, size_bytes, importing).await?;
     let Some((incoming, new)) = begun else { return pool.image_info(image).await };
     let what = format!("can't restore image {image}");
     let incoming = read_into(&what, reading, &indexes, incoming).await?;

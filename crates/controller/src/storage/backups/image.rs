@@ -7,7 +7,8 @@ use perigee_model::backup::{Backup, RestoreImageBackup};
 use perigee_model::job::ClusterImage;
 use perigee_model::{BackupName, ImageName, Problem};
 
-use super::{find, reading};
+use super::driver::LOOKING;
+use super::{find, reading, restoring};
 use crate::accounts;
 use crate::cluster::{Cluster, HostLink};
 use crate::level;
@@ -78,6 +79,10 @@ pub async fn restore(
     if found.image.is_none() {
         return Err(Problem::invalid(what, "it is not the backup of an image")
             .next("restore it as a volume, and make an image of that: perigee volume snapshot"));
+    }
+    {
+        let _looking = LOOKING.lock().await;
+        restoring::check_not_deleted(cluster, &what, name, &from).await?;
     }
     // What has no room is not even begun. From then on, when the image has its name, its record counts.
     let room = accounts::hold_volume(cluster, ask.image.as_str(), found.size_bytes).await?;

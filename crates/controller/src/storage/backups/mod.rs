@@ -150,6 +150,8 @@ struct Begin {
 async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
     let Begin { of, to, whole, encrypted, schedule, by } = new;
     let what = format!("can't back up {of}");
+    // Of two that are begun at the same moment, the second one finds the first one. Meanwhile no tenant gets other targets.
+    let _beginning = cluster.beginning_backups.lock().await;
     room::check_target(cluster, &what, by.as_ref(), &to).await?;
     let begun_ms = now_ms();
     let name = BackupName::new(format!("{}-{}", of.name(), compact_time(begun_ms)))
@@ -174,8 +176,6 @@ async fn begin(cluster: &Cluster, new: Begin) -> Result<Backup, Problem> {
     };
     let new = new_backup(name, volume, to, begun_ms);
     let view = Backup { vm: of_vm, image: of_image, parts, schedule, by, encrypted, ..new };
-    // Of two that are begun at the same moment, the second one finds the first one.
-    let _beginning = cluster.beginning_backups.lock().await;
     let known = list(cluster).await?;
     check_number(&known, &what, view.by.as_ref(), 1 + view.parts.len())?;
     vm::check_alone(&known, &view)?;

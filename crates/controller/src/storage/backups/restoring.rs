@@ -3,18 +3,20 @@
 //! Their host does the work. The driver only looks how far the host is, and keeps the record as long as the host's layer needs the backup: a snapshot of the volume may
 //! need the backup longer than the volume. Meanwhile nobody deletes the backup.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_model::backup::{BackupState, BackupTarget, Restoring, RestoringLayer, SendBackupKey};
+use perigee_model::backup::{
+    Backup, BackupState, BackupTarget, Restoring, RestoringLayer, SendBackupKey,
+};
 use perigee_model::volume::VolumeInfo;
 use perigee_model::{BackupName, HostId, LayerId, Problem, ProblemKind, TenantName, VolumeName};
 use serde::{Deserialize, Serialize};
 
 use super::driver::LOOKING;
 use super::rounds::millis;
-use super::{BackupRecord, backup_key, known, room};
+use super::{known, list, room};
 use crate::clock::now_ms;
 use crate::cluster::tasks::Task;
 use crate::cluster::{Cluster, HostLink};
@@ -111,17 +113,26 @@ pub(super) async fn reader_of(
 pub(super) async fn begin(cluster: &Cluster, record: &RestoreRecord) -> Result<(), Problem> {
     let view = &record.view;
     let _looking = LOOKING.lock().await;
-    let known: Option<BackupRecord> = cluster.records.read(&backup_key(&view.backup)).await?;
-    let is_deleted = known.is_some_and(|known| {
-        known.view.state == BackupState::Deleting && known.view.at.address == record.from.address
-    });
-    if is_deleted {
-        let what = format!("can't restore backup {} as volume {}", view.backup, record.volume);
-        return Err(
-            Problem::conflict(what, "the backup is being deleted").next("use another backup")
-        );
-    }
+    let what = format!("can't restore backup {} as volume {}", view.backup, record.volume);
+    check_not_deleted(cluster, what, &view.backup, &record.from).await?;
     cluster.records.put(&restore_key(record.layer), record).await
+}
+
+/// Refuses a backup that is being deleted. The caller holds [`LOOKING`], so no deletion begins meanwhile.
+pub(super) async fn check_not_deleted(
+    cluster: &Cluster,
+    what: impl Into<String>,
+    backup: &BackupName,
+    from: &BackupTarget,
+) -> Result<(), Problem> {
+    let is_it =
+        |known: &Backup| known.state == BackupState::Deleting && known.at.address == from.address;
+    match known(cluster, backup).await?.filter(is_it) {
+        None => Ok(()),
+        Some(_) => {
+            Err(Problem::conflict(what, "the backup is being deleted").next("use another backup"))
+        }
+    }
 }
 
 /// The host has answered whether the volume is there, or the answer was lost.
@@ -228,7 +239,7 @@ async fn send_key(cluster: &Cluster, host: &HostLink, backup: &BackupName, from:
     }
 }
 
-/// Sends hosts the keys that layers of theirs lack, also where the record of a restore was lost with an older state of the controller. Runs until the controller ends.
+/// Sends hosts the keys that layers of theirs lack where the record of a restore was lost with an older state of the controller. Runs until the controller ends.
 pub async fn send_lost_keys(cluster: Arc<Cluster>, task: Task) {
     loop {
         task.round(send_lacking(&cluster)).await;
@@ -237,46 +248,86 @@ pub async fn send_lost_keys(cluster: Arc<Cluster>, task: Task) {
 }
 
 async fn send_lacking(cluster: &Cluster) -> Result<String, Problem> {
-    let (hosts, mut lacking) = (cluster.hosts.serving(), 0);
+    let (hosts, mut lacking, mut refused) = (cluster.hosts.serving(), 0, BTreeMap::new());
+    let mut of = None;
     for host in &hosts {
         // One that does not answer is asked again.
         let all = host.volume.get::<Vec<RestoringLayer>>("/v1/backups/restoring").await;
-        for layer in all.unwrap_or_default().into_iter().filter(|layer| layer.lacks_key) {
-            lacking += 1;
+        let mut all = all.unwrap_or_default();
+        all.retain(|layer| layer.lacks_key);
+        if all.is_empty() {
+            continue;
+        }
+        lacking += all.len();
+        let of = match &mut of {
+            Some(of) => of,
+            none => none.insert(KeyHolders::read(cluster).await?),
+        };
+        let mut sent = BTreeSet::new();
+        // The driver of a restore sends the key itself.
+        for layer in all.into_iter().filter(|layer| !of.followed.contains(&layer.layer)) {
             let Ok(backup) = BackupName::new(layer.backup) else { continue };
-            if may_have_key(cluster, host, &backup).await? {
-                send_key(cluster, host, &backup, &layer.from).await;
+            let place = (TenantName::of(backup.as_str()), layer.from);
+            if sent.contains(&place) {
+                continue;
+            }
+            if of.has(cluster, &host.id, &backup) {
+                send_key(cluster, host, &backup, &place.1).await;
+                sent.insert(place);
             } else {
-                let host = &host.id;
-                tracing::warn!(
-                    "host {host} asks for the key of backup {backup}, and has nothing of that tenant"
-                );
+                *refused.entry(host.id.as_str()).or_insert(0_u64) += 1;
             }
         }
+    }
+    if !refused.is_empty() {
+        let at: Vec<String> = refused.iter().map(|(host, of)| format!("{host}: {of}")).collect();
+        tracing::warn!(
+            "hosts ask for keys of backups that they may not have, for so many layers: {}",
+            at.join(", ")
+        );
     }
     Ok(format!("asked {} hosts, of which {lacking} layers lacked a key", hosts.len()))
 }
 
-/// Whether a host has shipped the backup, or lasting disks of its tenant are recorded there. A job that runs there is not enough: the host may have been broken into.
-async fn may_have_key(
-    cluster: &Cluster,
-    host: &HostLink,
-    backup: &BackupName,
-) -> Result<bool, Problem> {
-    let tenant = TenantName::of(backup.as_str());
-    let has_shipped = known(cluster, backup).await?.and_then(|known| known.host);
-    if has_shipped.as_ref() == Some(&host.id) {
-        return Ok(true);
+/// What says which hosts may have the keys of lost restores.
+struct KeyHolders {
+    /// The layers whose restores are recorded.
+    followed: BTreeSet<LayerId>,
+    backups: Vec<Backup>,
+    volumes: Vec<VolumeRecord>,
+    jobs: Vec<Arc<JobRecord>>,
+}
+
+impl KeyHolders {
+    async fn read(cluster: &Cluster) -> Result<Self, Problem> {
+        Ok(Self {
+            followed: records(cluster).await?.into_iter().map(|record| record.layer).collect(),
+            backups: list(cluster).await?,
+            volumes: cluster.records.list("volumes/").await?,
+            jobs: cluster.unfinished_jobs(),
+        })
     }
-    let volumes: Vec<VolumeRecord> = cluster.records.list("volumes/").await?;
-    let is_its =
-        |volume: &VolumeRecord| volume.home == host.id && tenant.owns(volume.name.as_str());
-    let has_disk = |record: &Arc<JobRecord>| {
-        let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
-        let lasts = record.kind.is_persistent_vm() && tenant.owns(record.job.id.as_str());
-        lasts && disks.any(|disk| disk.home == host.id)
-    };
-    Ok(volumes.iter().any(is_its) || cluster.unfinished_jobs().iter().any(has_disk))
+
+    /// Whether a host has shipped the backup, or lasting disks of its tenant are recorded there. A job that runs there is not enough, and a rented host gets no such
+    /// key: the host may have been broken into, and the key opens all backups of the tenant.
+    fn has(&self, cluster: &Cluster, host: &HostId, backup: &BackupName) -> bool {
+        if cluster.rentals.of_host(host).is_some() {
+            return false;
+        }
+        let tenant = TenantName::of(backup.as_str());
+        let has_shipped =
+            |known: &Backup| known.name == *backup && known.host.as_ref() == Some(host);
+        let is_its =
+            |volume: &VolumeRecord| volume.home == *host && tenant.owns(volume.name.as_str());
+        let has_disk = |record: &Arc<JobRecord>| {
+            let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+            let lasts = record.kind.is_persistent_vm() && tenant.owns(record.job.id.as_str());
+            lasts && disks.any(|disk| disk.home == *host)
+        };
+        self.backups.iter().any(has_shipped)
+            || self.volumes.iter().any(is_its)
+            || self.jobs.iter().any(has_disk)
+    }
 }
 
 /// A host that answers and says that a layer of it needs the backup. The record of that may be lost: the controller may be restored from an older state.

@@ -133,8 +133,10 @@ async fn finish_import(
             request_import(cluster, host, &ask).await?
         }
     };
-    // The host has said how it ended, and has removed the file.
-    cluster.records.remove(&UploadRecord::key(&host.id, &import.source)).await?;
+    if import.backup.is_none() {
+        // The host has said how it ended, and has removed the file.
+        cluster.records.remove(&UploadRecord::key(&host.id, &import.source)).await?;
+    }
     let info = match answer {
         Ok(info) => info,
         Err(problem) => {
@@ -144,7 +146,7 @@ async fn finish_import(
     };
     let is_of_inputs = record.inputs.is_some();
     // A backup says how large its image is, and the record has counted since.
-    let is_counted = record.size_bytes == Some(info.size_bytes);
+    let is_counted = record.size_bytes.is_some_and(|counted| info.size_bytes <= counted);
     let made_at = Some(host.id.clone());
     // A backup says whether its image may leave its site.
     let leave_site = if info.leave_site.is_never() { info.leave_site } else { record.leave_site };

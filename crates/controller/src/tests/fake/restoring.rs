@@ -21,6 +21,8 @@ pub struct Restores {
     /// It reads all bytes first, whatever it is asked for, as an older version does.
     pub is_older: bool,
     pub deleted: Vec<BackupName>,
+    /// How often it was asked for the layers.
+    pub looked: u64,
     /// The volumes that were made of backups, or were to be.
     pub asked: Vec<VolumeName>,
     /// This volume can't be made.
@@ -37,5 +39,7 @@ pub fn routes() -> Router<Arc<Mutex<Inside>>> {
 }
 
 async fn restoring(State(inside): Shared) -> Reply<Vec<RestoringLayer>> {
-    Ok(Json(inside.lock().expect("lock").restores.layers.clone()))
+    let restores = &mut inside.lock().expect("lock").restores;
+    restores.looked += 1;
+    Ok(Json(restores.layers.clone()))
 }
