@@ -58,10 +58,11 @@ struct Arguments {
     /// results.json)
     #[arg(long, default_value_t = 1)]
     rounds: u32,
-    /// Only these workloads: tpch, scan, think, depth8, mix, writer, merge
+    /// Only these workloads: tpch, scan, think, depth8, mix, writer, merge, and with two VMs gang-tpch, gang-scan, gang-talk
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// How each job is run beside `beside`: remote, auto, migrate, copy, follow, replica
+    /// How each job is run beside `beside`: remote, auto, migrate, copy, follow, replica. Data of jobs with two VMs come only by the planner, and
+    /// `follow` is `migrate` for them
     #[arg(long, value_delimiter = ',', default_value = "remote,auto,copy,follow,replica")]
     placements: Vec<String>,
     /// The size of the tables; 1 is about 1 GB
@@ -88,7 +89,7 @@ impl Arguments {
         if self.quick {
             (self.scale_factor, self.rounds) = (0.01, 1);
             if self.only.is_empty() {
-                self.only = vec!["think".to_owned(), "merge".to_owned()];
+                self.only = ["think", "merge", "gang-talk"].map(str::to_owned).to_vec();
             }
         }
         self.rtts.sort_unstable();
@@ -101,10 +102,21 @@ impl Arguments {
     }
 
     /// The placements other than beside the data. Beside the data always comes first.
-    fn placements(&self) -> Vec<Placement> {
-        let wanted = |p: &Placement| self.placements.iter().any(|word| word == p.name());
-        let away = Placement::ALL.into_iter().filter(|p| *p != Placement::Beside);
-        away.filter(wanted).collect()
+    fn placements(&self, workload: Workload) -> Vec<Placement> {
+        let is_named = |p: Placement| self.placements.iter().any(|word| word == p.name());
+        let wanted = |p: &Placement| match p {
+            Placement::Beside => false,
+            Placement::Copy | Placement::Follow => is_named(*p) && !workload.is_gang(),
+            Placement::Migrate if workload.is_gang() => {
+                is_named(Placement::Migrate) || is_named(Placement::Follow)
+            }
+            _ => is_named(*p),
+        };
+        Placement::ALL.into_iter().filter(wanted).collect()
+    }
+
+    fn has_replicas(&self) -> bool {
+        self.placements.iter().any(|word| word == Placement::Replica.name())
     }
 
     fn workloads(&self) -> Vec<Workload> {
@@ -165,10 +177,12 @@ async fn measure(
         let others: Vec<u32> = arguments.rtts.iter().copied().filter(|r| r != rtt_ms).collect();
         bench.set_rtt(*rtt_ms).await?;
         bench.plan(&workloads, *rtt_ms, *rtt_ms, Learned::Nothing, results).await?;
-        for (placements, learned) in
-            [(vec![Placement::Beside], Learned::Beside), (arguments.placements(), Learned::All)]
-        {
+        for learned in [Learned::Beside, Learned::All] {
             for workload in &workloads {
+                let placements = match learned {
+                    Learned::All => arguments.placements(*workload),
+                    _ => vec![Placement::Beside],
+                };
                 for round in 1..=arguments.rounds {
                     for placement in &placements {
                         let run = bench.run(*workload, *rtt_ms, *placement, round).await?;
@@ -195,8 +209,7 @@ async fn prepare<'a>(lab: &'a Lab, arguments: &Arguments, steps: &'a Steps) -> R
     let stage = demo::stage(&lab.definition)?;
     let (site, near) = lab.definition.hosts().next().context("a lab has hosts")?;
     let (site, near) = (site.clone(), near.clone());
-    let has_replicas = arguments.placements().contains(&Placement::Replica);
-    let replica_site = has_replicas.then_some(site);
+    let replica_site = arguments.has_replicas().then_some(site);
     let scratch = lab.dir().join("prediction");
     std::fs::create_dir_all(&scratch)?;
     let image = arguments.image.join("debian-pg.raw");
@@ -279,14 +292,14 @@ impl Bench<'_> {
 
     /// The job with the history of a round trip.
     fn job(&self, workload: Workload, learned_at_ms: u32, start: Start) -> JobSpec {
-        let (is_tpch, volume) = (workload == Workload::Tpch, self.volume_of(workload));
-        let inputs = is_tpch.then(|| self.bundle.clone());
-        let command = workload.command(learned_at_ms);
-        JobSpec { inputs, ..self.spec(workload.name(), command, volume, start) }
+        let inputs = workload.is_tpch().then(|| self.bundle.clone());
+        let (command, count) = (workload.command(learned_at_ms), workload.vms());
+        let spec = self.spec(workload.name(), command, self.volume_of(workload), start);
+        JobSpec { inputs, count, ..spec }
     }
 
     fn volume_of(&self, workload: Workload) -> &VolumeName {
-        if workload == Workload::Tpch { &self.stage.volume } else { &self.files }
+        if workload.is_tpch() { &self.stage.volume } else { &self.files }
     }
 
     async fn plan(
@@ -391,6 +404,10 @@ impl Bench<'_> {
 
     /// Moves the VM to its data, or its data to the VM. Returns when that began.
     async fn change(&self, running: &Job, placement: Placement) -> Result<u64> {
+        if running.spec.is_gang() {
+            let hosts = vec![self.stage.near.clone(); running.spec.count as usize];
+            return Ok(self.cluster.move_job(&running.id, &hosts).await?.started_ms);
+        }
         let vm = running.vm.clone().context("a running job has a VM")?;
         if placement != Placement::Copy {
             let follow = placement == Placement::Follow;
@@ -410,7 +427,10 @@ impl Bench<'_> {
         // Of a change with an outcome at least a part was not made.
         let mut changes = decided.iter().filter(|d| d.trigger == Trigger::TimeLost);
         let changed = changes.find(|decision| decision.outcome.is_empty());
-        let moved = job.migrations.iter().any(|m| m.state == MigrationState::Completed);
+        let moved = match &job.gang_move {
+            Some(of) => of.ended_ms.is_some() && !of.is_undone(),
+            None => job.migrations.iter().any(|m| m.state == MigrationState::Completed),
+        };
         let way = match placement {
             Placement::Beside => Way::Beside,
             Placement::Remote => Way::Remote,
@@ -467,8 +487,8 @@ fn print(results: &Results) {
     }
     for choices in &results.choices {
         println!(
-            "from {}, {}: {} of {} choices good",
-            choices.learned.words(),
+            "{}, {}: {} of {} choices good",
+            results::score_name(choices.learned, choices.of_gangs),
             choices.question.words(),
             choices.good,
             choices.plans

@@ -192,6 +192,9 @@ pub struct Score {
 pub struct Choices {
     pub learned: Learned,
     pub question: Question,
+    /// Of jobs with several VMs, or of those with one.
+    #[serde(default)]
+    pub of_gangs: bool,
     pub plans: usize,
     /// The chosen option took at most 10 % longer than the best one that was measured.
     pub good: usize,
@@ -350,18 +353,15 @@ impl Results {
                 scores.insert(name, Score::of(&found));
             }
         };
-        for learned in Learned::ALL {
-            let from = learned.words();
-            add(format!("from {from}"), &|p| p.learned == learned);
-            add(format!("from {from}: held out"), &|p| {
-                p.learned == learned && p.workload.is_held_out()
-            });
+        for (learned, of_gangs) in kinds() {
+            let from = score_name(learned, of_gangs);
+            let is_it = |p: &Prediction| (p.learned, p.workload.is_gang()) == (learned, of_gangs);
+            add(from.clone(), &is_it);
+            add(format!("{from}: held out"), &|p| is_it(p) && p.workload.is_held_out());
             for way in
                 [Way::Remote, Way::Migrate, Way::Follow, Way::Copy, Way::Replica, Way::Beside]
             {
-                add(format!("from {from}: {}", way_name(way)), &|p| {
-                    p.learned == learned && p.way == way
-                });
+                add(format!("{from}: {}", way_name(way)), &|p| is_it(p) && p.way == way);
             }
         }
         scores
@@ -369,12 +369,14 @@ impl Results {
 
     fn choose(&self) -> Vec<Choices> {
         let mut all = Vec::new();
-        for learned in Learned::ALL {
+        for (learned, of_gangs) in kinds() {
             for question in Question::ALL {
                 let mut choices =
-                    Choices { learned, question, plans: 0, good: 0, missed: Vec::new() };
-                let of_kind =
-                    |p: &&Prediction| (p.learned, p.question) == (learned, question) && p.chosen;
+                    Choices { learned, question, of_gangs, plans: 0, good: 0, missed: Vec::new() };
+                let of_kind = |p: &&Prediction| {
+                    let kind = (p.learned, p.workload.is_gang(), p.question);
+                    kind == (learned, of_gangs, question) && p.chosen
+                };
                 for chosen in self.predictions.iter().filter(of_kind) {
                     self.judge(chosen, &mut choices);
                 }
@@ -446,6 +448,17 @@ impl Score {
             interval_score: (rounds > 0).then(|| scores / count(rounds)),
         }
     }
+}
+
+/// What predictions are learned from, for jobs with one VM and for those with several.
+fn kinds() -> impl Iterator<Item = (Learned, bool)> {
+    [false, true].into_iter().flat_map(|of_gangs| Learned::ALL.map(|learned| (learned, of_gangs)))
+}
+
+/// The name of a score in `results.json`.
+pub fn score_name(learned: Learned, of_gangs: bool) -> String {
+    let of = if of_gangs { "several VMs, " } else { "" };
+    format!("{of}from {}", learned.words())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "some hundreds")]

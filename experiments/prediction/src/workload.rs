@@ -19,11 +19,41 @@ pub enum Workload {
     Writer,
     /// Two sorted files are merged into a third.
     Merge,
+    /// The demo's queries in two VMs, each with a database of its own: a clone.
+    GangTpch,
+    /// A file is read in two VMs; the second one reads twice as much of it.
+    GangScan,
+    /// Two VMs read at random, and send each other what they have read after each of some rounds.
+    GangTalk,
 }
 
 impl Workload {
-    pub const ALL: [Self; 7] =
-        [Self::Tpch, Self::Scan, Self::Think, Self::Depth8, Self::Mix, Self::Writer, Self::Merge];
+    pub const ALL: [Self; 10] = [
+        Self::Tpch,
+        Self::Scan,
+        Self::Think,
+        Self::Depth8,
+        Self::Mix,
+        Self::Writer,
+        Self::Merge,
+        Self::GangTpch,
+        Self::GangScan,
+        Self::GangTalk,
+    ];
+
+    /// How many VMs it has.
+    pub fn vms(self) -> u32 {
+        if self.is_gang() { 2 } else { 1 }
+    }
+
+    pub fn is_gang(self) -> bool {
+        matches!(self, Self::GangTpch | Self::GangScan | Self::GangTalk)
+    }
+
+    /// Whether it asks the database.
+    pub fn is_tpch(self) -> bool {
+        matches!(self, Self::Tpch | Self::GangTpch)
+    }
 
     pub fn name(self) -> &'static str {
         match self {
@@ -34,6 +64,9 @@ impl Workload {
             Self::Mix => "mix",
             Self::Writer => "writer",
             Self::Merge => "merge",
+            Self::GangTpch => "gang-tpch",
+            Self::GangScan => "gang-scan",
+            Self::GangTalk => "gang-talk",
         }
     }
 
@@ -46,6 +79,9 @@ impl Workload {
             Self::Mix => "CPU and I/O",
             Self::Writer => "writer",
             Self::Merge => "merge (held out)",
+            Self::GangTpch => "2 VMs: TPC-H queries",
+            Self::GangScan => "2 VMs: scans of different length",
+            Self::GangTalk => "2 VMs: random reads, and talk",
         }
     }
 
@@ -56,7 +92,7 @@ impl Workload {
 
     fn script(self) -> &'static str {
         match self {
-            Self::Tpch => "sh inputs/query.sh",
+            Self::Tpch | Self::GangTpch => "sh inputs/query.sh",
             Self::Scan => "cat /data/scan >/dev/null",
             Self::Think => {
                 "perl -e 'open F, \"<\", \"/data/scan\" or die; srand 7; for (1..300) { \
@@ -76,6 +112,19 @@ impl Workload {
                  dd if=/data/scan of=/data/out bs=1M count=48 conv=fsync status=none"
             }
             Self::Merge => "LC_ALL=C sort -m -o /data/merged /data/a /data/b && sync",
+            Self::GangScan => {
+                "dd if=/data/scan of=/dev/null bs=1M count=$((80 * (PERIGEE_RANK + 1))) status=none"
+            }
+            Self::GangTalk => {
+                "perl -MIO::Socket::INET -e 'my ($first) = map { (split)[0] } do { open H, \"<\", $ENV{PERIGEE_HOSTS} or die; <H> }; \
+                 open F, \"<\", \"/data/scan\" or die; srand 7 + $ENV{PERIGEE_RANK}; my $s; \
+                 if ($ENV{PERIGEE_RANK}) { for (1..600) { $s = IO::Socket::INET->new(PeerAddr => $first, PeerPort => 7007) and last; select undef, undef, undef, 0.2 } } \
+                 else { $s = IO::Socket::INET->new(LocalPort => 7007, Listen => 1, ReuseAddr => 1)->accept } $s or die; \
+                 for (1..20) { my ($all, $b, $back) = (\"\", \"\", \"\"); \
+                 for (1..16) { sysseek F, 65536 * int(rand 3000), 0; sysread F, $b, 65536; $all .= $b } \
+                 if ($ENV{PERIGEE_RANK}) { print $s $all; $s->flush; read($s, $back, length $all) == length $all or die } \
+                 else { read($s, $back, length $all) == length $all or die; print $s $all; $s->flush } }'"
+            }
         }
     }
 
