@@ -26,6 +26,8 @@ pub const SUPPORT: &str = "0.02";
 /// The power test's steps, and the throughput test's streams.
 pub const STEPS: &str = "refresh-1 14 refresh-2";
 pub const STREAMS: [&str; 2] = ["6", "12"];
+/// What PostgreSQL and the disk cache of its files may have in a guest. The files are larger.
+pub const DATABASE_MEMORY_BYTES: u64 = 24 << 20;
 /// How much the work `fixed` of `works.sh` computes.
 pub const FIXED: &str = "200000";
 /// The database's volume has this much, and eight times the size of the tables.

@@ -153,7 +153,9 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
 
 fn means(guests: &[Vec<GuestPoint>], servers: &[ServerPoint]) -> Means {
     let all = || guests.iter().flatten();
-    let last = || guests.iter().filter_map(|points| points.last());
+    let most = |share: fn(&GuestPoint) -> f64| {
+        mean(guests.iter().filter_map(|points| points.iter().map(share).reduce(f64::max)))
+    };
     let mut wan_bytes = None;
     for pair in servers.windows(2) {
         let [before, now] = pair else { continue };
@@ -162,8 +164,8 @@ fn means(guests: &[Vec<GuestPoint>], servers: &[ServerPoint]) -> Means {
     Means {
         busy: mean(all().map(|point| point.busy)),
         waits: mean(all().map(|point| point.waits)),
-        used_last: mean(last().map(|point| point.used)),
-        cached_last: mean(last().map(|point| point.cached)),
+        used_most: most(|point| point.used),
+        cached_most: most(|point| point.cached),
         target_cpus: [0, 1].map(|target| mean(servers.iter().map(|point| point.cpus[target]))),
         target_memory_last: [0, 1].map(|target| servers.last()?.memory[target]),
         wan_bytes,

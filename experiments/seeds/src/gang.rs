@@ -10,7 +10,7 @@ use perigee_lab::wan::Rate;
 use perigee_model::job::{Job, JobSpec, JobState, Vm};
 use perigee_model::{VolumeName, job_file};
 
-use crate::bench::{Bench, FIXED, STEPS, STREAMS, SUPPORT, volume};
+use crate::bench::{Bench, DATABASE_MEMORY_BYTES, FIXED, STEPS, STREAMS, SUPPORT, volume};
 use crate::cell::{Cell, Kind};
 use crate::dilation::Pace;
 use crate::found::{self, Outputs};
@@ -193,8 +193,8 @@ impl Bench<'_> {
         let text = format!(
             "name: seeds\nimage: {}\ncount: {}\nmpi: true\nmemory: {}MiB\noutput: 64MiB\ntimeout: 1h\n\
              apart: seeds\nplacement: {{site: {}, move: {}}}\n\
-             env: {{WORKS: '{}', SUPPORT: '{SUPPORT}', STEPS: '{STEPS}', STREAMS: '{}', FIXED: '{FIXED}'}}\n{volumes}\
-             command: exec mpirun -x WORKS -x SUPPORT -x STEPS -x STREAMS -x FIXED -x PERIGEE_OUTPUT -x PERIGEE_PROGRESS /usr/bin/python3 /job/inputs/works.py\n",
+             env: {{WORKS: '{}', SUPPORT: '{SUPPORT}', STEPS: '{STEPS}', STREAMS: '{}', FIXED: '{FIXED}', DATABASE_MEMORY: '{DATABASE_MEMORY_BYTES}'}}\n{volumes}\
+             command: exec mpirun -x WORKS -x SUPPORT -x STEPS -x STREAMS -x FIXED -x DATABASE_MEMORY -x PERIGEE_OUTPUT -x PERIGEE_PROGRESS /usr/bin/python3 /job/inputs/works.py\n",
             self.image,
             plan.vms,
             self.size.memory_bytes >> 20,

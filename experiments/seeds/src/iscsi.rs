@@ -16,7 +16,7 @@ use perigee_model::{Problem, job_file};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::bench::{Bench, FIXED, STEPS, STREAMS, SUPPORT};
+use crate::bench::{Bench, DATABASE_MEMORY_BYTES, FIXED, STEPS, STREAMS, SUPPORT};
 use crate::cell::{Cell, Kind, VM_COUNT};
 use crate::dilation::Pace;
 use crate::domain0;
@@ -361,7 +361,7 @@ impl Bench<'_> {
             let text = format!(
                 "name: {}\nimage: {}\nmemory: {}MiB\noutput: 64MiB\ntimeout: 1h\nnetwork: 'bridge:{BRIDGE}'\n\
                  placement: {{host: {server}, move: never}}\n\
-                 env: {{CARD: '{own},{gateway}', WORKS: '{words}', SUPPORT: '{SUPPORT}', STEPS: '{STEPS}', STREAMS: '{}', FIXED: '{FIXED}', CONTROL: '{gate},{GATE_PORT}', ISCSI: '{}', RANK: '{rank}'}}\n\
+                 env: {{CARD: '{own},{gateway}', WORKS: '{words}', SUPPORT: '{SUPPORT}', STEPS: '{STEPS}', STREAMS: '{}', FIXED: '{FIXED}', DATABASE_MEMORY: '{DATABASE_MEMORY_BYTES}', CONTROL: '{gate},{GATE_PORT}', ISCSI: '{}', RANK: '{rank}'}}\n\
                  command: [/usr/bin/python3, inputs/works.py]\n",
                 self.unique("seeds-iscsi"),
                 self.image,

@@ -62,7 +62,7 @@ struct Arguments {
     #[arg(long, default_value = "experiments/seeds")]
     out: PathBuf,
     /// The paper's round-trip times in ms
-    #[arg(long, value_delimiter = ',', default_value = "0,1,2,4,8,16")]
+    #[arg(long, value_delimiter = ',', default_value = "0,4,16")]
     rtts: Vec<u32>,
     /// How often each cell is measured
     #[arg(long, default_value_t = 5)]
@@ -83,7 +83,7 @@ struct Arguments {
     #[arg(long, default_value_t = 80)]
     sequences: u32,
     /// The size of the tables, from 0.01 on; 1 is about 1 GB
-    #[arg(long, default_value_t = 0.02)]
+    #[arg(long, default_value_t = 0.01)]
     scale_factor: f64,
     /// The memory of each guest. With 128 MiB TPC-H after HPA is out of memory for minutes
     #[arg(long, default_value_t = 192)]

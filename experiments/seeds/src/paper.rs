@@ -3,6 +3,7 @@
 
 use perigee_lab::paper::{Figure, Verdict, judge_nothing};
 
+use crate::bench::DATABASE_MEMORY_BYTES;
 use crate::cell::Kind;
 use crate::results::{Column, Measured, Results, Side, Work};
 use crate::rounds::{ROUNDS_MIN, Range, all, verdict};
@@ -191,14 +192,15 @@ fn hpa_cpu(results: &Results) -> Option<Figure> {
 }
 
 fn initiator_memory(results: &Results) -> Option<Figure> {
-    let (used, kind) = of_tpch(results, |means| means.used_last)?;
-    let larger = results.database_bytes as f64 / results.memory_bytes.max(1) as f64;
+    let (used, kind) = of_tpch(results, |means| means.used_most)?;
+    let larger = results.database_bytes as f64 / DATABASE_MEMORY_BYTES as f64;
     Some(figure(
         "000 Fig. 10",
         "With DBT-3 almost 100 % of the initiator's memory is in use, with the disk cache.",
         format!(
-            "At the end {} of the guests' memory is in use ({}). The database is {larger:.1} times as large as that memory.",
+            "Up to {} of the {} MiB are in use that PostgreSQL and the disk cache of its files have ({}). The database is {larger:.1} times as large.",
             percent(&used),
+            DATABASE_MEMORY_BYTES >> 20,
             path(kind)
         ),
         (used.is_above(ALMOST), used.rounds),

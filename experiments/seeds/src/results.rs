@@ -83,9 +83,9 @@ impl Side {
 pub struct Means {
     pub busy: Option<f64>,
     pub waits: Option<f64>,
-    /// At the end of the run, when the caches are as full as they get.
-    pub used_last: Option<f64>,
-    pub cached_last: Option<f64>,
+    /// The most in a run, as a mean of the VMs.
+    pub used_most: Option<f64>,
+    pub cached_most: Option<f64>,
     pub target_cpus: [Option<f64>; 2],
     pub target_memory_last: [Option<f64>; 2],
     pub wan_bytes: Option<f64>,
@@ -327,6 +327,7 @@ impl Results {
             "All 22 queries: the power test here has both refresh functions and the steps in the table below, so that a cell takes about a minute. `experiments/workloads/check` runs all.".to_owned(),
             "The paper's machine: that it takes the dilation's `theirs` times as long as this one is an assumption. The undilated rows are what this machine is without any.".to_owned(),
             "Dilated clocks in the guests, and dilated disks: QEMU 7.2 can't slow a guest's clock by a factor, and the targets' disks are as fast as this machine's.".to_owned(),
+            "Equal memory on the host and in the VMs: beside the VMs, the host's databases have its whole disk cache.".to_owned(),
             "Machines of their own: six servers and two targets are network namespaces of one machine, and share its CPUs.".to_owned(),
         ];
         if self.accelerator == "tcg" {

@@ -3,7 +3,7 @@
 
 The words of $WORKS say what runs, each as WORK:SIDE. A side is one of two copies of the data, `near` and `far`. All VMs begin and end a program
 together. Each VM writes, beside what the program found, what it uses meanwhile: WORK-SIDE-usage-RANK, with seconds since boot, ticks that its CPU
-worked, waited for disks and rested, and kibibytes of its memory: all, free, and cached. At the end it writes marks-RANK: when each program
+worked, waited for disks and rested, and kibibytes of its memory, while TPC-H runs of the database's: all, free, and cached. At the end it writes marks-RANK: when each program
 began and ended by its own clock.
 
 `wait:N` waits until the first byte of the seed disk is the N-th letter. `fixed:x` is a computation that is always the same.
@@ -32,6 +32,10 @@ DISK_WAIT_S = 120
 # behind who would connect again.
 PATIENCE = ["node.conn[0].timeo.noop_out_interval=0", "node.conn[0].timeo.noop_out_timeout=0", "node.session.timeo.replacement_timeout=3600"]
 COMMAND_S = 3600
+# In a guest, PostgreSQL and the disk cache of its files have $DATABASE_MEMORY bytes, less than the files have.
+DATABASE_MEMORY = os.environ.get("DATABASE_MEMORY")
+DATABASE_GROUP = pathlib.Path("/sys/fs/cgroup/database")
+SHARED_BUFFERS = "-c shared_buffers=4MB"
 
 
 class Alone:
@@ -75,28 +79,52 @@ class Ranks:
         self.comm.Abort(1)
 
 
-def sample():
-    """One line of what this VM has used so far."""
-    up = pathlib.Path("/proc/uptime").read_text().split()[0]
-    user, nice, system, idle, waits, interrupts, soft = map(int, pathlib.Path("/proc/stat").read_text().split()[1:8])
+@contextlib.contextmanager
+def database_memory():
+    """What is started here has the database's memory."""
+    DATABASE_GROUP.mkdir(exist_ok=True)
+    (DATABASE_GROUP / "memory.max").write_text(DATABASE_MEMORY)
+    before = pathlib.Path("/proc/self/cgroup").read_text().split("::/")[1].strip()
+    (DATABASE_GROUP / "cgroup.procs").write_text("0")
+    try:
+        yield
+    finally:
+        (DATABASE_GROUP.parent / before / "cgroup.procs").write_text("0")
+
+
+def memory_kib(work):
+    """All, free and cached: the database's while it is asked, else the VM's."""
+    group = DATABASE_GROUP if work == "tpch" and DATABASE_MEMORY else None
+    if group and group.exists():
+        used = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        limit = int(DATABASE_MEMORY)
+        return limit >> 10, max(limit - used, 0) >> 10, int(stat["file"]) >> 10
     memory = {}
     for line in pathlib.Path("/proc/meminfo").read_text().splitlines()[:5]:
         name, value = line.split()[:2]
         memory[name] = int(value)
-    cached = memory["Buffers:"] + memory["Cached:"]
-    return f"{up} {user + nice + system + interrupts + soft} {waits} {idle} {memory['MemTotal:']} {memory['MemFree:']} {cached}\n"
+    return memory["MemTotal:"], memory["MemFree:"], memory["Buffers:"] + memory["Cached:"]
+
+
+def sample(work):
+    """One line of what this VM has used so far."""
+    up = pathlib.Path("/proc/uptime").read_text().split()[0]
+    user, nice, system, idle, waits, interrupts, soft = map(int, pathlib.Path("/proc/stat").read_text().split()[1:8])
+    total, free, cached = memory_kib(work)
+    return f"{up} {user + nice + system + interrupts + soft} {waits} {idle} {total} {free} {cached}\n"
 
 
 @contextlib.contextmanager
-def sampled(path):
+def sampled(path, work):
     """Samples each second until the block ends."""
     is_over = threading.Event()
     with open(path, "w") as file:
-        file.write(sample())
+        file.write(sample(work))
 
         def go_on():
             while not is_over.wait(1):
-                file.write(sample())
+                file.write(sample(work))
 
         thread = threading.Thread(target=go_on, daemon=True)
         thread.start()
@@ -105,7 +133,7 @@ def sampled(path):
         finally:
             is_over.set()
             thread.join()
-            file.write(sample())
+            file.write(sample(work))
 
 
 def fixed(count):
@@ -147,7 +175,9 @@ def program(work, side, rank, out):
 
         words = os.environ.get("STEPS", "").split()
         streams = [stream.split() for stream in os.environ.get("STREAMS", "").split(";") if stream.strip()]
-        power.run(pathlib.Path(f"{database}-{side}/pg").resolve(), out, f"tpch-{side}", words, streams)
+        path = pathlib.Path(f"{database}-{side}/pg").resolve()
+        place = database_memory if DATABASE_MEMORY else contextlib.nullcontext
+        power.run(path, out, f"tpch-{side}", words, streams, SHARED_BUFFERS, place)
         return
     lines = {
         "blast": [f"{mine}-{side}/database.fa", f"{mine}-{side}/queries.fa"],
@@ -220,7 +250,7 @@ def main():
                     # Whoever looks at the progress sees this too.
                     time.sleep(SEEN_S)
                     break
-                with sampled(out / f"{label}-usage-{here.rank}"):
+                with sampled(out / f"{label}-usage-{here.rank}", work):
                     program(work, side, here.rank, out)
                     here.together()
                 print(label, f"{began:.3f}", f"{time.monotonic():.3f}", file=marks, flush=True)

@@ -4,6 +4,7 @@ refresh function, one after the other. A throughput test may follow (clause 5.3.
 
   power.py DATABASE OUT     writes OUT/tpch-answers and OUT/tpch-times. Runs as root, with the directory that load.sh has made
 """
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -80,12 +81,14 @@ def throughput(database, streams, path):
         raise failed[0]
 
 
-def run(database, out, name, steps, streams):
-    """Both tests; no streams are no throughput test. Writes OUT/NAME-answers, OUT/NAME-times and OUT/NAME-stream-0 …"""
+def run(database, out, name, steps, streams, options="", place=contextlib.nullcontext):
+    """Both tests; no streams are no throughput test. The server has these options and begins in this place. Writes OUT/NAME-answers, OUT/NAME-times
+    and OUT/NAME-stream-0 …"""
     with tempfile.TemporaryDirectory() as scratch:
         os.chmod(scratch, 0o777)
         try:
-            server(database, "-t", "300", "-l", f"{scratch}/log", "-o", f"-k '{database}'", "start")
+            with place():
+                server(database, "-t", "300", "-l", f"{scratch}/log", "-o", f"-k '{database}' {options}", "start")
         except subprocess.CalledProcessError:
             print(pathlib.Path(f"{scratch}/log").read_text(errors="replace"), file=sys.stderr)
             raise
