@@ -2,6 +2,7 @@
 
 use perigee_model::HostId;
 use perigee_model::gang::member_of;
+use perigee_model::money::Money;
 use perigee_model::plan::{Decision, Trigger, Way};
 use perigee_model::volume_move::VolumeMoveState;
 
@@ -9,6 +10,7 @@ use super::super::copies::wait_for_the_network;
 use super::*;
 use crate::planning;
 use crate::records::{Gang, GangCopy};
+use crate::tests::money::{PRICES, lab_with};
 
 /// Two VMs at `home1`, each with a clone of a volume at `cloud1`. Their memory is dearer to move than these little data.
 fn far_from_its_data() -> JobSpec {
@@ -127,6 +129,33 @@ async fn data_of_a_gang_that_may_not_go_stay_and_the_decision_says_why() {
     assert_eq!((copy.run, copy.undone_in_a_row), (0, 1));
     let moves: u32 = (0..2).map(|rank| record_of(&lab, &id, rank).moves).sum();
     assert_eq!(moves, 0, "nothing has come");
+}
+
+/// What the clones share is paid for once, if the job ends when they have come or `while_they_come`.
+async fn are_paid_for_once(while_they_come: bool) {
+    let lab = lab_with(PRICES).await;
+    let hosts = [&lab.home, &lab.cloud];
+    let new = JobSpec { root_bytes: Some(1 << 30), timeout_s: Some(600), ..far_from_its_data() };
+    let id = lab.submit(new).await;
+    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    lab.home.inside().moves.missing_bytes = if while_they_come { 1 << 20 } else { 0 };
+    let have_come = || copy_of(&lab, &id).is_some_and(|copy| !copy.is_open());
+    let is_due = |_: &Job| if while_they_come { fills(&lab, &id) } else { have_come() };
+    until_lost(&lab, &hosts, &id, is_due).await;
+    let placement = record_of(&lab, &id, 0).placement.clone().expect("a placement");
+    let [bytes] = placement.traits.data_bytes[..] else { panic!("one volume: {placement:?}") };
+    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    let once = Money::from_micros(90_000).of(bytes, 1 << 30);
+    assert!(once > Money::ZERO, "{bytes} bytes");
+    let spent = job.cost.and_then(|cost| cost.spent);
+    assert_eq!(spent, Some(once), "while they come: {while_they_come}");
+    lab.home.inside().moves.missing_bytes = 0;
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_clones_of_one_volume_share_is_paid_for_once_whenever_the_job_ends() {
+    tokio::join!(are_paid_for_once(false), are_paid_for_once(true));
 }
 
 /// The volumes stay where they are then, and the decision says that of itself.
