@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use perigee_model::HostId;
 use perigee_model::volume::IoStats;
+use perigee_model::{HostId, VolumeName};
 use serde::{Deserialize, Serialize};
 
 /// If requests wait and none is answered for this long, the link is down and not only slow.
@@ -61,6 +61,22 @@ pub struct Meter {
     /// What has left the sites of rented hosts because of this VM, by the host that it left from; see [`crate::ledger::left_site`].
     #[serde(default)]
     pub left_sites: BTreeMap<HostId, u64>,
+    #[serde(default)]
+    came: Vec<Came>,
+}
+
+/// A data volume that has come from one host to another one while its job ran.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Came {
+    pub volume: VolumeName,
+    pub from: HostId,
+    pub to: HostId,
+    /// How often it has come this way.
+    pub times: u32,
+    /// When the last of these moves began; Unix time.
+    pub started_ms: u64,
+    /// [`crate::records::JobRecord::restarts`] then.
+    pub run: u32,
 }
 
 /// Counters as last read; `None` until the first reading at this server.
@@ -172,6 +188,29 @@ impl Meter {
     pub fn left_site(&mut self, from: HostId, bytes: u64) {
         let sum = self.left_sites.entry(from).or_default();
         *sum = sum.saturating_add(bytes);
+    }
+
+    /// Notes a move of a volume. Returns whether the move was not noted yet.
+    pub fn came(&mut self, one: Came) -> bool {
+        // An older controller keeps those of earlier runs.
+        self.came.retain(|other| other.run == one.run);
+        let same_way = |other: &&mut Came| {
+            (&other.volume, &other.from, &other.to) == (&one.volume, &one.from, &one.to)
+        };
+        match self.came.iter_mut().find(same_way) {
+            Some(known) if known.started_ms == one.started_ms => return false,
+            Some(known) => {
+                known.times = known.times.saturating_add(one.times);
+                known.started_ms = one.started_ms;
+            }
+            None => self.came.push(one),
+        }
+        true
+    }
+
+    /// The volumes that have come in a run.
+    pub fn came_in(&self, run: u32) -> impl Iterator<Item = &Came> {
+        self.came.iter().filter(move |came| came.run == run)
     }
 
     /// The sum over all disks since the VM started.
@@ -363,5 +402,21 @@ mod tests {
         meter.waited(Some(80));
         assert_eq!(meter.totals.since(&meter.at_command).run_delay_ms, Some(280));
         assert_eq!(meter.totals.since(&meter.at_arrival).run_delay_ms, Some(80));
+    }
+
+    #[test]
+    fn a_volume_that_comes_twice_counts_twice_however_often_that_is_noted_and_only_in_its_run() {
+        let mut meter = Meter::default();
+        let host = |name| HostId::new(name).expect("a name");
+        let came = |started_ms, run| {
+            let volume = VolumeName::new("data").expect("a name");
+            Came { volume, from: host("a"), to: host("b"), times: 1, started_ms, run }
+        };
+        let new = [(1, 0), (1, 0), (2, 0), (2, 0)].map(|(at, run)| meter.came(came(at, run)));
+        assert_eq!(new, [true, false, true, false]);
+        let times = |meter: &Meter, run| meter.came_in(run).map(|came| came.times).sum::<u32>();
+        assert_eq!([0, 1].map(|run| times(&meter, run)), [2, 0]);
+        meter.came(came(3, 1));
+        assert_eq!([0, 1].map(|run| times(&meter, run)), [0, 1]);
     }
 }

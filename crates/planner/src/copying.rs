@@ -5,7 +5,8 @@
 //! hardly waits for its reads hardly notices the copy.
 //!
 //! The volumes of several VMs come all at the same time. Clones of one volume stand on the same layers, and a layer that is
-//! copied to a host is there for all clones at that host ([`copies_of`]).
+//! copied to a host is there for all clones at that host ([`copies_of`]). Not counted is what a clone's VM has written since its start: a volume
+//! counts with its bytes at the job's submission. So many clones at one host that have written much need more time and room than is said.
 
 use std::collections::BTreeMap;
 

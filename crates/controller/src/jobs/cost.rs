@@ -1,26 +1,31 @@
 //! What a job costs: reserved before its VM is asked for, and settled at its end.
 //!
 //! What was spent is reckoned as the plan was (`planner/src/options/cost.rs`): each host for the time of the VM there, from the VM's start
-//! until it is taken down; its disks where it started; the bytes that its disks' counters and its migrations say have left a site. If a price is
-//! not known any more, as that of a host that was removed, what was reserved counts. What a rented host has cost is known from its rental.
+//! until it is taken down; its disks where it started; the bytes that its disks' counters and its migrations say have left a site, and its data
+//! volumes that have come from there ([`Run::note_came`]). If a price is not known any more, as that of a host that was removed, what was reserved counts. What a rented host has cost is known from its rental.
 //!
 //! That is the tenant's part. What the cluster pays for a rented host is reserved and counted in its rental (`rentals/money.rs`).
 //!
 //! A job that begins anew is reserved for again, and each of its runs is settled by itself.
 
+use std::collections::BTreeMap;
+
 use perigee_model::budget::{JobCost, MoneyRange};
 use perigee_model::job::{Migration, MigrationState};
 use perigee_model::money::{Money, Price};
 use perigee_model::volume::IoStats;
-use perigee_model::{HostId, Problem, ProblemKind, TenantName};
+use perigee_model::volume_move::VolumeMove;
+use perigee_model::{HostId, Problem, ProblemKind, TenantName, VolumeName};
 
 use super::driver::Run;
 use super::gang::GangRun;
 use crate::cluster::Cluster;
 use crate::cluster::price_list::PricesNow;
 use crate::ledger::{self, left_site};
-use crate::meter::{self, DiskTotals};
-use crate::records::{JobRecord, MigrationRecord, PlacedDisk, migration_prefix, owner_of, vm_of};
+use crate::meter::{self, Came, DiskTotals};
+use crate::records::{
+    JobRecord, MigrationRecord, PlacedDisk, Placement, migration_prefix, owner_of, vm_of,
+};
 
 /// Whom the ledger knows this run of the job as: each run has an entry. An id may be given out again after a restore.
 fn owner(record: &JobRecord) -> String {
@@ -77,9 +82,31 @@ impl Run {
         if !record.kind.is_a_job() {
             return Ok(());
         }
-        let spent = of_run(&self.cluster, record).await?;
+        let spent = of_run(&self.cluster, record, &mut Shipped::new()).await?;
         self.record.value.job.cost = settle(&self.cluster, record, spent).await?;
         Ok(())
+    }
+
+    /// Notes the data volumes that have come from another host in this run, for the bill: their moves are forgotten before it is settled. Returns
+    /// whether one was not noted yet.
+    pub(super) fn note_came(&mut self) -> bool {
+        let (cluster, record) = (&self.cluster, &mut self.record.value);
+        let (Some(placement), Some(ran_ms)) = (&record.placement, record.job.started_ms) else {
+            return false;
+        };
+        if record.kind.is_persistent_vm() {
+            return false;
+        }
+        let (clock, run) = (&cluster.clock, record.restarts);
+        let mut is_new = false;
+        for disk in placement.disks.iter().filter(|disk| disk.data_of.is_some()) {
+            let Some(last) = cluster.index.volume_move(&disk.volume) else { continue };
+            let VolumeMove { volume, from, to, started_ms, .. } = last.view.clone();
+            if to == disk.home && clock.age_ms(started_ms) <= clock.age_ms(ran_ms) {
+                is_new |= record.meter.came(Came { volume, from, to, times: 1, started_ms, run });
+            }
+        }
+        is_new
     }
 
     /// Adds what the VM's disks have sent since `before`, their totals then, to what has left the sites of rented hosts.
@@ -137,10 +164,10 @@ impl GangRun {
     /// Settles what the members of this run have cost. Returns what the job has cost with that, which the caller stores with the end of the
     /// run: until then all of this may be repeated.
     pub(super) async fn settle(&self, members: &[&JobRecord]) -> Result<Option<JobCost>, Problem> {
-        let mut sum = Some(Money::ZERO);
+        let (mut sum, mut shipped) = (Some(Money::ZERO), Shipped::new());
         for member in members {
             note_left_sites(&self.cluster, member).await?;
-            let spent = of_run(&self.cluster, member).await?;
+            let spent = of_run(&self.cluster, member, &mut shipped).await?;
             sum = sum.zip(spent).map(|(sum, spent)| sum.plus(spent));
         }
         settle(&self.cluster, &self.record.value, sum).await
@@ -168,8 +195,15 @@ async fn settle(
     Ok(Some(JobCost { spent: Some(cost.spent.unwrap_or_default().plus(of_run)), ..cost }))
 }
 
-/// What this run of a VM has cost until now; `None` if a price is not known.
-async fn of_run(cluster: &Cluster, record: &JobRecord) -> Result<Option<Money>, Problem> {
+/// How often a volume of the job file, or clones of it, have come from a host to another one. What clones have in common is shipped once.
+type Shipped = BTreeMap<(VolumeName, HostId, HostId), u32>;
+
+/// What this run of a VM has cost until now, without what others have `shipped` before; `None` if a price is not known.
+async fn of_run(
+    cluster: &Cluster,
+    record: &JobRecord,
+    shipped: &mut Shipped,
+) -> Result<Option<Money>, Problem> {
     let (Some(placement), Some(started_ms)) = (&record.placement, record.job.started_ms) else {
         return Ok(Some(Money::ZERO));
     };
@@ -192,9 +226,8 @@ async fn of_run(cluster: &Cluster, record: &JobRecord) -> Result<Option<Money>, 
             bill.traffic(disk, at, &totals.client);
         }
     }
-    let data = placement.disks.iter().filter(|disk| disk.data_of.is_some());
-    for (disk, bytes) in data.zip(&placement.traits.data_bytes) {
-        bill.came(disk, *bytes, started_ms);
+    for came in record.meter.came_in(record.restarts) {
+        bill.came(placement, came, shipped);
     }
     Ok(bill.sum)
 }
@@ -267,15 +300,16 @@ impl Bill<'_> {
         }
     }
 
-    /// A volume of so many bytes that has come to the VM.
-    fn came(&mut self, disk: &PlacedDisk, bytes: u64, started_ms: u64) {
-        let last = self.cluster.index.volume_move(&disk.volume);
-        let clock = &self.cluster.clock;
-        let is_of_run = |moved_ms| clock.age_ms(moved_ms) <= clock.age_ms(started_ms);
-        let last = last.filter(|last| last.view.to == disk.home && is_of_run(last.view.started_ms));
-        if let Some(last) = last {
-            self.egress(&last.view.from, &last.view.to, bytes);
-        }
+    /// A volume that has come. Of clones of one volume, as the plan has it, the first one counts.
+    fn came(&mut self, placement: &Placement, came: &Came, shipped: &mut Shipped) {
+        let data = placement.disks.iter().filter_map(|disk| Some((disk, disk.data_of.clone()?)));
+        let mut data = data.zip(&placement.traits.data_bytes);
+        let found = data.find(|((disk, _), _)| disk.volume == came.volume);
+        let Some(((_, of), bytes)) = found else { return };
+        let before = shipped.entry((of, came.from.clone(), came.to.clone())).or_default();
+        let more = came.times.saturating_sub(*before);
+        *before += more;
+        self.egress(&came.from, &came.to, bytes.saturating_mul(u64::from(more)));
     }
 
     fn egress(&mut self, from: &HostId, to: &HostId, bytes: u64) {

@@ -48,7 +48,11 @@ impl Run {
                 changed = true;
             }
         }
-        if changed { self.record.save().await } else { Ok(()) }
+        if !changed {
+            return Ok(());
+        }
+        self.note_came();
+        self.record.save().await
     }
 
     /// Whether the home of a volume may change at any moment. Those that are only for this job stay where
@@ -280,8 +284,11 @@ impl Run {
         Ok(Some(CalledOff { why: shown.problem.clone(), may_pass }))
     }
 
-    /// Forgets the moves of the volumes that were only for this job.
-    pub(super) async fn forget_volume_moves(&self) -> Result<(), Problem> {
+    /// Forgets the moves of the volumes that were only for this job. What came with them is in the record before.
+    pub(super) async fn forget_volume_moves(&mut self) -> Result<(), Problem> {
+        if self.note_came() {
+            self.record.save().await?;
+        }
         for disk in self.record.value.placement.iter().flat_map(|placement| &placement.disks) {
             let last = self.cluster.index.volume_move(&disk.volume);
             if disk.temporary && last.is_some_and(|last| last.view.state.is_final()) {

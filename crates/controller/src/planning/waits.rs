@@ -122,8 +122,8 @@ pub async fn waits_for_all(
         host.takes_jobs && is_allowed && !rented.contains(&host.id)
     };
     let (used, demand) = (cluster.index.used(), demand_for(spec));
-    let (count, each) = (spec.count.max(1), if gang.apart { 1 } else { u32::MAX });
-    let mut places: BTreeMap<String, (u32, Vec<HostId>)> = BTreeMap::new();
+    let (count, most_each) = (spec.count.max(1), gang.apart.then_some(1));
+    let mut places: BTreeMap<String, (u32, BTreeSet<HostId>)> = BTreeMap::new();
     for host in facts.hosts.iter().filter(may_start) {
         let place = match (gang.together, gang.one_site) {
             (true, _) => host.id.to_string(),
@@ -132,15 +132,14 @@ pub async fn waits_for_all(
         };
         let holds = for_jobs(cluster, &used, &host.id).map_or(0, |left| left.holds(demand));
         let (all, hosts) = places.entry(place).or_default();
-        *all = all.saturating_add(holds.min(each));
-        hosts.push(host.id.clone());
+        *all = all.saturating_add(most_each.map_or(holds, |most| holds.min(most)));
+        hosts.insert(host.id.clone());
     }
     let large = places.into_values().filter(|(holds, _)| *holds >= count);
-    let large: Vec<Vec<HostId>> = large.map(|(_, hosts)| hosts).collect();
+    let large: Vec<BTreeSet<HostId>> = large.map(|(_, hosts)| hosts).collect();
     let hosts: Vec<HostId> = large.iter().flatten().cloned().collect();
-    let counts = (count as usize, each as usize);
     let waits = predicted_waits(cluster, spec, rented, &hosts, move |snapshot, job| {
-        rent::waits_for_all(snapshot, job, counts, &large)
+        rent::waits_for_all(snapshot, job, (count, most_each), &large)
     });
     let mut waits = waits.await?;
     waits.retain(|wait| wait.wait.is_none_or(|wait| wait.high_s > 0.0));
@@ -291,14 +290,9 @@ async fn predicted(
     let mut snapshots = Vec::new();
     for (key, facts) in read_facts(cluster, &asked).await {
         let record = &kinds[&key];
-        let Prepared { mut job, history, others } = facts.map_err(|_| unknown(record))?;
-        forget_money(&mut job);
-        let mut facts = now.clone();
-        let rented = rented_for_others(cluster, &record.job.spec);
-        let full = without_room(cluster, &record.job.spec, &rented);
-        make_room(&mut facts, &full, &record.job.spec);
-        leave_out(&mut facts, &rented);
-        snapshots.push((key, Snapshot { cluster: facts, job, history, others }));
+        let prepared = facts.map_err(|_| unknown(record))?;
+        let with_room = with_room(cluster, &record.job.spec, now.clone(), prepared).await;
+        snapshots.push((key, with_room.map_err(|_| unknown(record))?));
     }
     // It takes some milliseconds for each kind.
     let runs = tokio::task::spawn_blocking(move || {
@@ -319,6 +313,28 @@ async fn predicted(
         jobs.extend(std::iter::repeat_with(waiting).take(vms(record)));
     }
     Ok(jobs)
+}
+
+/// What a job that waits is predicted from: the hosts as they will be when they have room for it.
+async fn with_room(
+    cluster: &Cluster,
+    spec: &JobSpec,
+    mut facts: Facts,
+    mut prepared: Prepared,
+) -> Result<Snapshot, Problem> {
+    gangs::add(cluster, spec, &mut prepared).await?;
+    let Prepared { mut job, history, others } = prepared;
+    forget_money(&mut job);
+    let rented = rented_for_others(cluster, spec);
+    match spec.is_gang() {
+        true => {
+            make_room_for_all(cluster, &mut facts, (spec, &rented));
+            gangs::keep_to_site(cluster, spec, &mut facts).await?;
+        }
+        false => make_room(&mut facts, &without_room(cluster, spec, &rented), spec),
+    }
+    leave_out(&mut facts, &rented);
+    Ok(Snapshot { cluster: facts, job, history, others })
 }
 
 /// Of a job with several VMs each one takes room.

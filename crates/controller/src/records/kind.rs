@@ -261,6 +261,17 @@ impl Gang {
         let is_open = |of: &&GangMove| of.is_open() && self.state.verdict.is_none();
         self.last_move.as_ref().filter(is_open)
     }
+
+    /// The last time that the data of this run were to come to the VMs. An older controller keeps one over a restart, which says nothing of
+    /// the next run. `run`: [`super::JobRecord::restarts`].
+    pub fn copy_of(&self, run: u32) -> Option<&GangCopy> {
+        self.last_copy.as_ref().filter(|copy| copy.run == run)
+    }
+
+    /// The same while the data come, unless the gang ends.
+    pub fn open_copy(&self, run: u32) -> Option<&GangCopy> {
+        self.copy_of(run).filter(|copy| copy.is_open() && self.state.verdict.is_none())
+    }
 }
 
 /// The data of each VM of a gang are to come to its host. The gang's driver wants that, and each member's driver has its own data come.
@@ -268,14 +279,23 @@ impl Gang {
 pub struct GangCopy {
     /// Which of the run's it is, from 1 on.
     pub number: u32,
+    /// [`super::JobRecord::restarts`] of the gang.
+    #[serde(default)]
+    pub run: u32,
     /// Where each VM was, in the order of their ranks. Its data come to no other host.
     pub hosts: Vec<HostId>,
     /// Why, as the planner says it.
     pub reason: String,
+    /// When it was decided; Unix time.
+    #[serde(default)]
+    pub started_ms: u64,
     /// All have come or stay; Unix time.
     pub ended_ms: Option<u64>,
-    /// Why not all have come; empty: they have.
+    /// Why not all have come; empty: they have, or still come.
     pub undone: String,
+    /// So many in a row have not brought all data, with this one if it is over.
+    #[serde(default)]
+    pub undone_in_a_row: u32,
 }
 
 impl GangCopy {

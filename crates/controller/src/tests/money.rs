@@ -11,9 +11,10 @@ use perigee_model::renting::SetRenting;
 use perigee_model::tenant::Quota;
 use perigee_model::{JobId, ProblemKind, TenantName};
 
+use super::copies::wait_for_the_network;
 use super::fake::FakeHost;
 use super::queue::{finish_again, unreachable};
-use super::{Lab, TIMING, finish, spec, vm_of};
+use super::{Lab, TIMING, finish, running_as, spec, vm_of, wait_for};
 use crate::cluster::{Settings, Traffic};
 use crate::supervisor::Supervisor;
 use crate::{accounts, hosts, jobs, rentals};
@@ -200,7 +201,7 @@ async fn a_controller_that_is_killed_at_a_write_of_the_ledger_counts_each_job_on
             lab.wait_for_state(&id, JobState::Running).await;
             finish(&lab.cloud, &lab.cloud, &vm);
         }
-        super::wait_for("the write", async || cut.is_reached().then_some(())).await;
+        wait_for("the write", async || cut.is_reached().then_some(())).await;
         lab.restart_with_prices().await;
         let ended = match write {
             1 => lab.run_to_its_end(&id).await,
@@ -290,7 +291,7 @@ async fn a_job_goes_on_whose_controller_was_killed_between_the_ledger_and_the_jo
     lab.wait_for_job(&id, "its reason", |job| job.reason.contains(says)).await;
     let cut = lab.cluster.records.counts.cut_at(&format!("jobs/{id}"), 1);
     lab.set_budget(Some(dollars(10))).await;
-    super::wait_for("the write", async || cut.is_reached().then_some(())).await;
+    wait_for("the write", async || cut.is_reached().then_some(())).await;
     assert!(lab.spending().reserved >= dollars(6), "{:?}", lab.spending());
     lab.restart_with_prices().await;
     let ended = lab.run_to_its_end(&id).await;
@@ -323,4 +324,33 @@ async fn a_run_costs_what_the_time_costs_that_has_passed_whatever_the_clock_says
     let ended = lab.wait_for_state(&id, JobState::Succeeded).await;
     let spent = ended.cost.and_then(|cost| cost.spent).expect("what was spent");
     assert!(spent >= dollars(3600), "{ended:?}");
+}
+
+/// The moves of clones are forgotten before a job is settled.
+#[tokio::test]
+async fn a_clone_that_came_is_paid_for_also_if_the_controller_is_killed_at_the_job_s_end() {
+    let mut lab = lab().await;
+    let start = Start::Host(lab.home.id.clone());
+    let (root_bytes, timeout_s) = (Some(1 << 30), Some(600));
+    let far = JobSpec { may_migrate: true, root_bytes, timeout_s, start, ..spec(Access::Clone) };
+    let (id, vm) = running_as(&lab, far).await;
+    let placement = wait_for("its data to be there", async || {
+        wait_for_the_network(&lab.home, &vm, 3);
+        let record = jobs::record(&lab.cluster, &id).await.expect("a record");
+        let placement = record.placement.filter(|_| record.moves == 1)?;
+        let clone = placement.disks.iter().find(|disk| disk.role.is_data())?;
+        let moved = lab.cluster.index.volume_move(&clone.volume)?;
+        (clone.home == lab.home.id && moved.view.state.is_final()).then_some(placement)
+    })
+    .await;
+    let cut = lab.cluster.records.counts.cut_at("ledger/lines/", 1);
+    finish(&lab.home, &lab.home, &vm);
+    wait_for("the job to be settled", async || cut.is_reached().then_some(())).await;
+    let moves = lab.cluster.records.keys("volume_moves/").await.expect("keys");
+    assert!(moves.is_empty(), "{moves:?}");
+    lab.restart_with_prices().await;
+    let ended = lab.wait_for_state(&id, JobState::Succeeded).await;
+    let once = Money::from_micros(90_000).of(placement.traits.data_bytes[0], 1 << 30);
+    assert!(once > Money::ZERO, "{placement:?}");
+    assert_eq!(ended.cost.and_then(|cost| cost.spent), Some(once), "{:?}", ended.cost);
 }

@@ -394,8 +394,11 @@ impl<'s> Drains<'s> {
         let mut sum = 0.0;
         for all in order.chunk_by(|one, other| self.are_one_job(*one, *other)) {
             let from_s = self.all_have_room_s(all, &places, left);
+            // Nothing is kept free for those that may never have room together.
+            let have_room = from_s < NEVER_S;
             for &number in all {
-                let Some((least, at, way)) = self.least((number, from_s), &places, left) else {
+                let least = self.least((number, from_s), &places, left);
+                let Some((least, at, way)) = least.filter(|_| have_room) else {
                     sum += self.waiting(number, NEVER_S, NEVER_S);
                     continue;
                 };
@@ -428,7 +431,8 @@ impl<'s> Drains<'s> {
             if let Some((_, at, way)) = self.least((number, 0.0), &places, left) {
                 from_s = way.start_s.max(from_s);
                 left -= way.reserve;
-                places[at].take(way);
+                // None of them has room when another one has ended.
+                places[at].take(Way { end_s: NEVER_S, ..way });
             }
         }
         from_s

@@ -1,5 +1,7 @@
 //! When a job could start at each host that is there, if nothing is rented.
 
+use std::collections::BTreeSet;
+
 use perigee_model::HostId;
 
 use super::drain::{Drained, Drains, Place};
@@ -16,16 +18,17 @@ pub fn waits(snapshot: &Snapshot, job: &Job) -> Vec<(HostId, Option<f64>)> {
     drained(snapshot).places.iter().filter_map(starts).collect()
 }
 
-/// The same of a job with so many VMs, which all start when all have room: at all hosts of a scope together, with at most so many at each. A
-/// scope where they never have room has no time.
+/// The same of a job with so many VMs, which all start when all have room: at all hosts of a scope together, with at most so many at each if
+/// that is limited. A scope where they never have room has no time.
 #[must_use]
 pub fn waits_for_all(
     snapshot: &Snapshot,
     job: &Job,
-    (count, most_each): (usize, usize),
-    scopes: &[Vec<HostId>],
+    (count, most_each): (u32, Option<u32>),
+    scopes: &[BTreeSet<HostId>],
 ) -> Vec<(HostId, Option<f64>)> {
     let drained = drained(snapshot);
+    let most_each = most_each.map_or(usize::MAX, |most| most as usize);
     let mut waits = Vec::new();
     for scope in scopes {
         let is_within = |place: &&Place| {
@@ -36,7 +39,7 @@ pub fn waits_for_all(
         let mut starts_s: Vec<f64> =
             within.flat_map(|place| place.starts_of(job, most_each)).collect();
         starts_s.sort_unstable_by(f64::total_cmp);
-        if let Some(last_s) = count.checked_sub(1).and_then(|last| starts_s.get(last)) {
+        if let Some(last_s) = count.checked_sub(1).and_then(|last| starts_s.get(last as usize)) {
             waits.extend(scope.iter().map(|host| (host.clone(), known(*last_s))));
         }
     }
@@ -94,23 +97,22 @@ mod tests {
 
     #[test]
     fn a_job_with_several_vms_waits_until_all_have_room_at_once() {
-        let scope = [0, 1].map(|number| host(number).host).to_vec();
+        let scope = BTreeSet::from([0, 1].map(|number| host(number).host));
         let wait = |snapshot: &Snapshot, count, most_each| {
             let scopes = [scope.clone()];
             let waits = waits_for_all(snapshot, &job(99, 1.0), (count, most_each), &scopes);
             assert!(waits.is_empty() || waits.len() == 2 && waits[0].1 == waits[1].1, "{waits:?}");
             waits.first().map(|(_, wait)| *wait)
         };
-        let all = usize::MAX;
         // Each host has room for one VM now, and for one more when its job has ended.
         let idle = snapshot(0, [(4, 100.0), (4, 300.0)]);
-        let of_idle = [2, 3, 4, 5].map(|count| wait(&idle, count, all));
+        let of_idle = [2, 3, 4, 5].map(|count| wait(&idle, count, None));
         assert_eq!(of_idle, [Some(Some(0.0)), Some(Some(100.0)), Some(Some(300.0)), None]);
-        assert_eq!([2, 3].map(|count| wait(&idle, count, 1)), [Some(Some(0.0)), None]);
+        assert_eq!([2, 3].map(|count| wait(&idle, count, Some(1))), [Some(Some(0.0)), None]);
         let busy = snapshot(1, [(4, 100.0), (4, 300.0)]);
-        assert_eq!(wait(&busy, 2, all), Some(Some(100.0)), "the job before it has the first host");
+        assert_eq!(wait(&busy, 2, None), Some(Some(100.0)), "the job before it has the first host");
         let never = snapshot(0, [(4, NEVER_S), (4, 300.0)]);
-        assert_eq!([3, 4].map(|count| wait(&never, count, all)), [Some(Some(300.0)), Some(None)]);
+        assert_eq!([3, 4].map(|count| wait(&never, count, None)), [Some(Some(300.0)), Some(None)]);
     }
 
     #[test]
@@ -119,6 +121,13 @@ mod tests {
         assert_eq!(waits_of(&queue), [Some(1300.0), Some(1500.0)], "two jobs");
         queue.jobs[1].job = queue.jobs[0].job.clone();
         assert_eq!(waits_of(&queue), [Some(1500.0), Some(1500.0)], "one job with two VMs");
+    }
+
+    #[test]
+    fn a_job_whose_vms_never_have_room_together_keeps_no_room_from_those_behind_it() {
+        let mut queue = snapshot(2, [(2, NEVER_S), (4, NEVER_S)]);
+        queue.jobs[1].job = queue.jobs[0].job.clone();
+        assert_eq!(waits_of(&queue), [None, Some(0.0)], "one host has room for one VM");
     }
 
     #[test]

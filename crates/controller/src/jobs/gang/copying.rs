@@ -3,6 +3,7 @@
 //! The gang's driver records that it is wanted, and when it is over. Each member's driver has its own data come, as that of a job with one VM
 //! does (`follow_moves.rs`), and records how far it is. A gang that ends calls nothing off here: each member ends with its data, as such a job.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::job::JobState;
@@ -11,7 +12,7 @@ use perigee_model::volume_move::{VolumeMove, VolumeMoveCause, VolumeMoveState};
 use perigee_model::{HostId, Problem, VolumeName};
 use perigee_planner::RefusedWay;
 
-use super::decide_move::PAUSE_FIRST;
+use super::decide_move::pause_after;
 use super::moving::{has_ended, sent};
 use super::{GangRun, Members};
 use crate::clock::now_ms;
@@ -22,7 +23,7 @@ use crate::planning;
 use crate::records::{GangCopy, JobRecord, PlacedDisk, vm_of};
 
 /// Why data of a VM do not come that is about to move, or was moved.
-pub(super) const MOVED: &str = "the VMs of its job move";
+pub(super) const MOVED: &str = "the VMs of its job move or were moved";
 
 impl GangRun {
     /// The data of each VM are to come to these hosts, where the VMs are.
@@ -35,10 +36,21 @@ impl GangRun {
         let summary = format!("copy the data to its VMs: {reason}");
         tracing::info!("job {}: {summary}", self.id);
         self.record_decision(Trigger::TimeLost, plan, summary).await?;
+        let run = self.record.value.restarts;
         let gang = self.gang()?;
-        let number = gang.last_copy.as_ref().map_or(1, |last| last.number + 1);
-        let (ended_ms, undone) = (None, String::new());
-        gang.last_copy = Some(GangCopy { number, hosts, reason, ended_ms, undone });
+        // At other hosts it may go better.
+        let before = gang.copy_of(run).filter(|last| last.hosts == hosts);
+        let undone_in_a_row = before.map_or(0, |last| last.undone_in_a_row);
+        gang.last_copy = Some(GangCopy {
+            number: gang.last_copy.as_ref().map_or(1, |last| last.number + 1),
+            run,
+            hosts,
+            reason,
+            started_ms: now_ms(),
+            ended_ms: None,
+            undone: String::new(),
+            undone_in_a_row,
+        });
         self.record.save().await?;
         self.wake_members();
         Ok(Step::Again)
@@ -49,15 +61,19 @@ impl GangRun {
     pub(super) async fn data_move(&mut self, members: &Members) -> Result<bool, Problem> {
         let all = || members.iter().flatten().filter(|member| !has_ended(member));
         let data_moves = all().any(|member| data_of_moves(&self.cluster, member));
-        let copy = self.gang()?.last_copy.clone();
-        let Some(copy) = copy.filter(GangCopy::is_open) else { return Ok(data_moves) };
+        let run = self.record.value.restarts;
+        let Some(copy) = self.gang()?.open_copy(run).cloned() else { return Ok(data_moves) };
         if data_moves || !all().all(|member| has_begun(member, &copy)) {
             return Ok(true);
         }
         let known = || members.iter().flatten().filter(|member| copied(member) == copy.number);
         let undone = known().find_map(|member| refused_of(member)).unwrap_or_default();
-        if known().any(|member| refused_of(member).is_none()) {
-            // With its data each VM's account began anew, and so does that of the talk.
+        let clock = &self.cluster.clock;
+        let began_anew = |member: &Arc<JobRecord>| {
+            clock.age_ms(member.meter.arrived_ms) <= clock.age_ms(copy.started_ms)
+        };
+        if known().any(began_anew) {
+            // With each volume that came its VM's account began anew, and so does that of the talk.
             let every: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
             self.gang()?.sent_before = sent(&every);
         }
@@ -67,21 +83,28 @@ impl GangRun {
 
     /// Records that the data that are to come to its VMs have come, or why not all of them.
     pub(super) async fn end_copy(&mut self, undone: String) -> Result<(), Problem> {
-        let copy = self.gang()?.last_copy.clone();
-        let Some(copy) = copy.filter(GangCopy::is_open) else { return Ok(()) };
+        let run = self.record.value.restarts;
+        let Some(copy) = self.gang()?.open_copy(run).cloned() else { return Ok(()) };
         if !undone.is_empty() {
             tracing::info!("job {}: not all of its data come to its VMs: {undone}", self.id);
             planning::not_done(&self.cluster, &self.id, &undone).await?;
         }
-        self.gang()?.last_copy = Some(GangCopy { ended_ms: Some(now_ms()), undone, ..copy });
+        let undone_in_a_row = match undone.as_str() {
+            "" | MOVED => 0,
+            _ => copy.undone_in_a_row.saturating_add(1),
+        };
+        let ended_ms = Some(now_ms());
+        self.gang()?.last_copy = Some(GangCopy { ended_ms, undone, undone_in_a_row, ..copy });
         self.record.save().await
     }
 
-    /// Copies that were refused a short time ago are not asked for again.
+    /// Copies to these hosts that were refused a short time ago are not asked for again. That time doubles with each one in a row.
     pub(super) fn refused_copy(&self, to: &HostId) -> Option<RefusedWay> {
-        let last = self.record.value.kind.gang()?.last_copy.as_ref()?;
+        let record = &self.record.value;
+        let last = record.kind.gang()?.copy_of(record.restarts);
+        let last = last.filter(|last| last.hosts.contains(to))?;
         let age_ms = self.cluster.clock.age_ms(last.ended_ms?);
-        let is_recent = Duration::from_millis(age_ms) < PAUSE_FIRST;
+        let is_recent = Duration::from_millis(age_ms) < pause_after(last.undone_in_a_row);
         (is_recent && !last.undone.is_empty()).then(|| RefusedWay {
             way: Way::Copy,
             to: to.clone(),
@@ -91,14 +114,20 @@ impl GangRun {
 
     /// How far its data are that come to its VMs.
     pub(super) fn copy_in_words(&self, members: &[&JobRecord]) -> Option<String> {
-        let copy = self.record.value.kind.gang()?.last_copy.as_ref()?;
-        if !copy.is_open() {
-            return None;
-        }
-        let is_done =
-            |member: &&&JobRecord| has_begun(member, copy) && !data_of_moves(&self.cluster, member);
-        let (done, all) = (members.iter().filter(is_done).count(), members.len());
-        Some(format!("its data come to its VMs ({}): {done} of {all} have theirs", copy.reason))
+        let record = &self.record.value;
+        let copy = record.kind.gang()?.open_copy(record.restarts)?;
+        let stays =
+            |member: &JobRecord| copied(member) == copy.number && refused_of(member).is_some();
+        let is_done = |member: &JobRecord| {
+            has_begun(member, copy) && !stays(member) && !data_of_moves(&self.cluster, member)
+        };
+        let done = members.iter().filter(|member| is_done(member)).count();
+        let stay = match members.iter().filter(|member| stays(member)).count() {
+            0 => String::new(),
+            some => format!(", and data of {some} stay where they are"),
+        };
+        let (all, reason) = (members.len(), &copy.reason);
+        Some(format!("its data come to its VMs ({reason}): {done} of {all} have theirs{stay}"))
     }
 }
 
@@ -123,6 +152,11 @@ fn data_of_moves(cluster: &Cluster, member: &JobRecord) -> bool {
     !member.to_follow.is_empty() || disks.any(|disk| moves(cluster, disk))
 }
 
+/// Whether a volume is on its way to another host than this one.
+fn goes_elsewhere(last: &VolumeMove, host: &HostId) -> bool {
+    !last.state.is_final() && last.to != *host
+}
+
 /// Whether the home of a disk changes, or is not complete yet.
 fn moves(cluster: &Cluster, disk: &PlacedDisk) -> bool {
     let last = cluster.index.volume_move(&disk.volume);
@@ -136,9 +170,9 @@ impl Run {
         let Some(gang) = self.cluster.index.job(&of.gang) else { return Ok(()) };
         let is_this_run = gang.restarts == self.record.value.restarts;
         let Some(gang) = gang.kind.gang().filter(|_| is_this_run) else { return Ok(()) };
-        let copy = gang.last_copy.as_ref().filter(|copy| copy.is_open());
+        let copy = gang.open_copy(self.record.value.restarts);
         let Some(copy) = copy.filter(|copy| copy.number > of.copied) else { return Ok(()) };
-        if gang.state.verdict.is_some() || self.job().state != JobState::Running {
+        if self.job().state != JobState::Running {
             return Ok(());
         }
         let host = copy.hosts.get(of.rank as usize).filter(|_| gang.open_move().is_none());
@@ -151,7 +185,7 @@ impl Run {
             Some(host) if self.homes_move()? || self.has_begun_to_come(&host)? => {
                 // A step that was cut has begun it, or a person moves one: the others come after that.
                 self.record.value.to_follow = self.to_come(&host)?;
-                String::new()
+                self.going_elsewhere(&host)?.unwrap_or_default()
             }
             Some(host) => match self.bring_data(&host).await? {
                 Change::Begun => return Ok(()),
@@ -172,11 +206,27 @@ impl Run {
         Ok(self.placement()?.disks.iter().any(|disk| self.has_begun(disk, host)))
     }
 
-    /// The data volumes that are not at the VM's host, and those that come after the VM or have come.
+    /// The data volumes that are not at the VM's host, and those that come after the VM or have come. One that goes elsewhere is not
+    /// brought back.
     fn to_come(&self, host: &HostId) -> Result<Vec<VolumeName>, Problem> {
         let data = self.placement()?.disks.iter().filter(|disk| disk.data_of.is_some());
+        let data = data.filter(|disk| self.other_goal(disk, host).is_none());
         let all = data.filter(|disk| disk.home != *host || self.has_begun(disk, host));
         Ok(all.map(|disk| disk.volume.clone()).collect())
+    }
+
+    /// That a data volume goes to another host than the VM's.
+    fn going_elsewhere(&self, host: &HostId) -> Result<Option<String>, Problem> {
+        let mut data = self.placement()?.disks.iter().filter(|disk| disk.data_of.is_some());
+        Ok(data.find_map(|disk| {
+            let to = self.other_goal(disk, host)?;
+            Some(format!("volume {} moves to {to}", disk.volume))
+        }))
+    }
+
+    fn other_goal(&self, disk: &PlacedDisk, host: &HostId) -> Option<HostId> {
+        let last = self.cluster.index.volume_move(&disk.volume)?;
+        goes_elsewhere(&last.view, host).then(|| last.view.to.clone())
     }
 
     fn has_begun(&self, disk: &PlacedDisk, host: &HostId) -> bool {
@@ -193,5 +243,32 @@ impl Run {
         if let Some(of) = self.record.value.kind.member_mut() {
             (of.copied, of.copy_refused) = (number, refused);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_that_a_person_moves_to_another_host_is_not_brought_back() {
+        let host = |name| HostId::new(name).expect("a name");
+        let moved = |to, state| VolumeMove {
+            volume: VolumeName::new("data").expect("a name"),
+            from: host("cloud1"),
+            to: host(to),
+            state,
+            cause: VolumeMoveCause::Asked,
+            started_ms: 0,
+            taken_ms: None,
+            ended_ms: None,
+            missing_bytes: None,
+            left_ms: None,
+            problem: String::new(),
+        };
+        let goes = |to, state| goes_elsewhere(&moved(to, state), &host("home1"));
+        assert!(goes("other1", VolumeMoveState::Taking));
+        assert!(!goes("other1", VolumeMoveState::CalledOff), "it is over");
+        assert!(!goes("home1", VolumeMoveState::Taking), "it comes to the VM");
     }
 }

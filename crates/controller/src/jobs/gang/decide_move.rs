@@ -13,22 +13,31 @@ use perigee_planner::{RefusedWay, Running};
 
 use super::moving::{has_ended, may_move, rooms, sent};
 use super::{GangRun, Members};
+use crate::cluster::Cluster;
 use crate::jobs::driver::Step;
 use crate::migration::{self, by_itself};
 use crate::planning::links;
 use crate::records::{Gang, JobRecord, vm_of};
+use crate::storage::volumes;
 use crate::{networks, planning, tpm};
 
 /// A gang is considered once in so many intervals of [`crate::cluster::Timing::monitor`]: its facts are those of all its VMs.
 const CONSIDERED_EVERY: u32 = 3;
 
 /// After a move that was refused or undone; doubled for each further one that was undone in a row.
-pub(super) const PAUSE_FIRST: Duration = Duration::from_secs(30);
+const PAUSE_FIRST: Duration = Duration::from_secs(30);
 const PAUSE_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// How long a change is not made again of which so many in a row were undone.
+pub(super) fn pause_after(undone: u32) -> Duration {
+    let doublings = undone.saturating_sub(1).min(16);
+    PAUSE_FIRST.saturating_mul(1 << doublings).min(PAUSE_MAX)
+}
 
 impl GangRun {
     /// `Some` if a change was begun.
     pub(super) async fn decide_move(&mut self, members: &Members) -> Result<Option<Step>, Problem> {
+        // First, whatever may be considered: it ends a copy that is over.
         if self.data_move(members).await? || !self.may_be_considered()? {
             return Ok(None);
         }
@@ -71,8 +80,7 @@ impl GangRun {
         let cluster = Arc::clone(&self.cluster);
         let gang = self.gang()?;
         let Some(of) = gang.last_move.as_ref().filter(|of| of.is_undone()) else { return Ok(true) };
-        let doublings = gang.undone.saturating_sub(1).min(16);
-        let pause = PAUSE_FIRST.saturating_mul(1 << doublings).min(PAUSE_MAX);
+        let pause = pause_after(gang.undone);
         let age_ms = |ended_ms| cluster.clock.age_ms(ended_ms);
         let since_ms = of.ended_ms.map_or(u64::MAX, age_ms);
         Ok(Duration::from_millis(since_ms) >= pause)
@@ -88,7 +96,9 @@ impl GangRun {
             let facts = planning::running(&self.cluster, member, Duration::ZERO).await?;
             let Some(mut facts) = facts else { return Ok(None) };
             facts.refused = self.refused_to(member);
-            facts.refused.extend(self.refused_copy(&facts.host));
+            let refused = self.refused_copy(&facts.host);
+            let refused = refused.or_else(|| refused_now(&self.cluster, &facts));
+            facts.refused.extend(refused);
             running.push(facts);
         }
         let all: Vec<&JobRecord> = members.iter().flatten().map(|member| &**member).collect();
@@ -131,7 +141,21 @@ impl GangRun {
     }
 }
 
-/// What was sent since the gang's last move.
+/// Why no data come to a VM now: its host is drained, or a host does not answer.
+fn refused_now(cluster: &Cluster, vm: &Running) -> Option<RefusedWay> {
+    let far = vm.disks.iter().filter(|disk| disk.home != vm.host && disk.copy.stays.is_none());
+    let may_come = |home: &HostId| {
+        let what = format!("can't move volumes to {}", vm.host);
+        cluster.hosts.check_not_drained(&vm.host, what)?;
+        volumes::reachable(cluster, home)?;
+        volumes::reachable(cluster, &vm.host).map(drop)
+    };
+    let problem = far.map(|disk| may_come(&disk.home)).find_map(Result::err)?;
+    let why = format!("{}: {}", problem.what, problem.why);
+    Some(RefusedWay { way: Way::Copy, to: vm.host.clone(), why })
+}
+
+/// What was sent since the gang's last change.
 fn since(mut sent: Vec<Vec<u64>>, gang: &Gang) -> Vec<Vec<u64>> {
     for (row, before) in sent.iter_mut().zip(&gang.sent_before) {
         for (bytes, before) in row.iter_mut().zip(before) {
@@ -139,4 +163,15 @@ fn since(mut sent: Vec<Vec<u64>>, gang: &Gang) -> Vec<Vec<u64>> {
         }
     }
     sent
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_after_changes_that_were_undone_doubles_up_to_an_hour() {
+        let pauses_s = [0, 1, 2, 3, 7, 8, u32::MAX].map(|undone| pause_after(undone).as_secs());
+        assert_eq!(pauses_s, [30, 30, 60, 120, 1920, 3600, 3600]);
+    }
 }

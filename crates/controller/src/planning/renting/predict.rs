@@ -135,12 +135,16 @@ where
     answers
 }
 
-/// The same for jobs that take the same: those of one tenant that differ in their names and in what they may cost.
+/// The same for jobs that take the same: those of one tenant that differ in their names and in what they may cost. What jobs with several VMs
+/// have taken is known by their names.
 pub fn key_of(spec: &JobSpec) -> String {
     let mut value = serde_json::to_value(spec).unwrap_or_default();
     if let Some(fields) = value.as_object_mut() {
-        for field in ["name", "owner", "priority", "money"] {
+        for field in ["owner", "priority", "money"] {
             fields.remove(field);
+        }
+        if !spec.is_gang() {
+            fields.remove("name");
         }
     }
     digest(&serde_json::json!([tenant_of(&spec.name), value]))

@@ -2,12 +2,15 @@
 
 use perigee_model::HostId;
 use perigee_model::gang::member_of;
+use perigee_model::money::Money;
 use perigee_model::plan::{Decision, Trigger, Way};
+use perigee_model::volume_move::VolumeMoveState;
 
 use super::super::copies::wait_for_the_network;
 use super::*;
 use crate::planning;
-use crate::records::GangCopy;
+use crate::records::{Gang, GangCopy};
+use crate::tests::money::{PRICES, lab_with};
 
 /// Two VMs at `home1`, each with a clone of a volume at `cloud1`. Their memory is dearer to move than these little data.
 fn far_from_its_data() -> JobSpec {
@@ -38,6 +41,17 @@ fn homes(lab: &Lab, id: &JobId) -> Vec<HostId> {
 
 fn copy_of(lab: &Lab, id: &JobId) -> Option<GangCopy> {
     lab.cluster.index.job(id)?.kind.gang()?.last_copy.clone()
+}
+
+/// Whether the new home of each clone still copies what it lacks.
+fn fills(lab: &Lab, id: &JobId) -> bool {
+    (0..2).all(|rank| {
+        let record = record_of(lab, id, rank);
+        let mut disks = record.placement.iter().flat_map(|placement| &placement.disks);
+        let data = disks.find(|disk| disk.role.is_data());
+        let last = data.and_then(|disk| lab.cluster.index.volume_move(&disk.volume));
+        last.is_some_and(|last| last.view.state == VolumeMoveState::Filling)
+    })
 }
 
 /// As [`until`], while the VMs wait for what they read over the network.
@@ -112,8 +126,75 @@ async fn data_of_a_gang_that_may_not_go_stay_and_the_decision_says_why() {
     let copy = copy_of(&lab, &id).expect("one");
     assert!(copy.undone.starts_with("rank 0: ") && copy.undone.contains(why), "{copy:?}");
     assert_eq!(copy_decided(&lab, &id).await.outcome, copy.undone);
+    assert_eq!((copy.run, copy.undone_in_a_row), (0, 1));
     let moves: u32 = (0..2).map(|rank| record_of(&lab, &id, rank).moves).sum();
     assert_eq!(moves, 0, "nothing has come");
+}
+
+/// What the clones share is paid for once, if the job ends when they have come or `while_they_come`.
+async fn are_paid_for_once(while_they_come: bool) {
+    let lab = lab_with(PRICES).await;
+    let hosts = [&lab.home, &lab.cloud];
+    let new = JobSpec { root_bytes: Some(1 << 30), timeout_s: Some(600), ..far_from_its_data() };
+    let id = lab.submit(new).await;
+    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    lab.home.inside().moves.missing_bytes = if while_they_come { 1 << 20 } else { 0 };
+    let have_come = || copy_of(&lab, &id).is_some_and(|copy| !copy.is_open());
+    let is_due = |_: &Job| if while_they_come { fills(&lab, &id) } else { have_come() };
+    until_lost(&lab, &hosts, &id, is_due).await;
+    let placement = record_of(&lab, &id, 0).placement.clone().expect("a placement");
+    let [bytes] = placement.traits.data_bytes[..] else { panic!("one volume: {placement:?}") };
+    let job = until(&lab, &hosts, &id, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    let once = Money::from_micros(90_000).of(bytes, 1 << 30);
+    assert!(once > Money::ZERO, "{bytes} bytes");
+    let spent = job.cost.and_then(|cost| cost.spent);
+    assert_eq!(spent, Some(once), "while they come: {while_they_come}");
+    lab.home.inside().moves.missing_bytes = 0;
+    lab.wait_for_clean_hosts().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_clones_of_one_volume_share_is_paid_for_once_whenever_the_job_ends() {
+    tokio::join!(are_paid_for_once(false), are_paid_for_once(true));
+}
+
+/// The volumes stay where they are then, and the decision says that of itself.
+#[tokio::test]
+async fn a_move_that_a_person_asks_for_ends_that_the_data_come() {
+    let lab = Lab::up().await;
+    let id = lab.submit(far_from_its_data()).await;
+    let hosts = [&lab.home, &lab.cloud];
+    until(&lab, &hosts, &id, |_| Does::RunsOn, all_run).await;
+    lab.home.inside().moves.missing_bytes = 1 << 20;
+    until_lost(&lab, &hosts, &id, |_| fills(&lab, &id)).await;
+    let ask = MoveJob { hosts: vec![lab.cloud.id.clone()], ..MoveJob::default() };
+    jobs::ask_to_move(&lab.cluster, &id, ask).await.expect("asked");
+    let moves = |job: &Job| job.gang_move.is_some();
+    until(&lab, &hosts, &id, |_| Does::RunsOn, moves).await;
+    let copy = copy_of(&lab, &id).expect("one");
+    assert_eq!((copy.is_open(), copy.undone_in_a_row), (false, 0));
+    assert!(copy.undone.contains("the VMs of its job move"), "{copy:?}");
+    assert_eq!(copy_decided(&lab, &id).await.outcome, copy.undone);
+    let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
+    let asked = decisions.iter().find(|one| one.trigger == Trigger::Asked).expect("the move");
+    assert!(asked.outcome.is_empty(), "{asked:?}");
+    lab.supervisor.stop().await;
+}
+
+#[test]
+fn a_copy_of_another_run_is_none() {
+    let copy = GangCopy {
+        number: 1,
+        run: 0,
+        hosts: Vec::new(),
+        reason: String::new(),
+        started_ms: 0,
+        ended_ms: None,
+        undone: String::new(),
+        undone_in_a_row: 0,
+    };
+    let gang = Gang { last_copy: Some(copy), ..Gang::default() };
+    assert!(gang.open_copy(0).is_some() && gang.open_copy(1).is_none());
 }
 
 #[tokio::test]

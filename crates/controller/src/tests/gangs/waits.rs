@@ -29,3 +29,27 @@ async fn a_gang_is_planned_beside_vms_without_a_job_and_waits_for_room_for_all_o
     let refused = rentals::plan(&lab.cluster, &more).await.expect_err("never at once");
     assert!(refused.why.contains("room for 3"), "{refused}");
 }
+
+#[tokio::test]
+async fn how_long_a_gang_takes_that_waits_is_known_from_its_own_runs() {
+    let lab = Lab::up().await;
+    let hosts = [&lab.home, &lab.cloud];
+    let spec = JobSpec { memory_bytes: 600 << 20, ..gang(2) };
+    let first = lab.submit(spec.clone()).await;
+    until(&lab, &hosts, &first, |_| Does::Ends(0), |job| job.state.is_final()).await;
+    let second = lab.submit(spec.clone()).await;
+    until(&lab, &hosts, &second, |_| Does::RunsOn, all_run).await;
+    let third = lab.submit(spec).await;
+    lab.wait_for_job(&third, "waiting", |job| !job.reason.is_empty()).await;
+    let behind = JobSpec { name: "behind".to_owned(), memory_bytes: 600 << 20, ..gang(1) };
+    let planned = rentals::plan(&lab.cluster, &behind).await.expect("a plan");
+    let wait = planned.wait_of(planned.plan.chosen().expect("a choice")).expect("it waits");
+    assert!(!wait.why.contains("how long"), "{wait:?}");
+    // Without a run of its own.
+    let other = JobSpec { name: "other".to_owned(), memory_bytes: 600 << 20, ..gang(2) };
+    let other = lab.submit(other).await;
+    lab.wait_for_job(&other, "waiting", |job| !job.reason.is_empty()).await;
+    let planned = rentals::plan(&lab.cluster, &behind).await.expect("a plan");
+    let wait = planned.wait_of(planned.plan.chosen().expect("a choice")).expect("it waits");
+    assert!(wait.why.contains("how long job other-0001 takes"), "{wait:?}");
+}
