@@ -16,8 +16,9 @@ use perigee_model::guest::GuestEvent;
 use perigee_model::network::{HostNetworks, NetworksKnown};
 use perigee_model::switchover::Fate;
 use perigee_model::vm::{
-    AskGuestAgent, AskMigrationKey, CancelMigration, ChangeVm, EndUnlessRan, HostReport, LinkProbe,
-    MigrateOut, MigrationKey, ProbeLink, RenewGrant, VmChanged, VmChanges, VmReport, VmSpec,
+    AskGuestAgent, AskMigrationKey, CancelMigration, ChangeVm, EndUnlessRan, ExpectFrames,
+    HostReport, LinkProbe, MigrateOut, MigrationKey, ProbeLink, RenewGrant, VmChanged, VmChanges,
+    VmReport, VmSpec,
 };
 use perigee_model::volume::ExportStats;
 use perigee_model::{Problem, VmId, VmStart, exposition};
@@ -44,6 +45,7 @@ pub fn router(vms: Arc<Vms>) -> Router {
         .route("/v1/changes", get(changes))
         .route("/v1/vms/{vm}", get(report).put(put).delete(delete))
         .route("/v1/vms/{vm}/end-unless-ran", post(end_unless_ran))
+        .route("/v1/vms/{vm}/expect-frames", post(expect_frames))
         .route("/v1/vms/{vm}/migration-key", post(migration_key))
         .route("/v1/vms/{vm}/events", get(events))
         .route("/v1/vms/{vm}/console", get(console))
@@ -178,6 +180,15 @@ async fn end_unless_ran(
     Json(asked): Json<EndUnlessRan>,
 ) -> Reply<Fate> {
     Ok(Json(vms.end_unless_ran(&peer, &id(&vm)?, &asked.migration).await?))
+}
+
+async fn expect_frames(
+    State(vms): Shared,
+    peer: Peer,
+    Path(vm): Path<String>,
+    Json(told): Json<ExpectFrames>,
+) -> Reply<()> {
+    Ok(Json(vms.expect_frames(&peer, &id(&vm)?, &told.migration).await?))
 }
 
 /// Asked for by POST, although nothing changes: no proxy or log on the way keeps the answer.

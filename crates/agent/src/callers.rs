@@ -3,7 +3,7 @@
 //! | who | may |
 //! |---|---|
 //! | the controller | everything |
-//! | a host | look at a VM that comes from it, ask for its fate and its key, measure the link |
+//! | a host | look at a VM that comes from it, ask for its fate and its key, say that it is paused, measure the link |
 
 use axum::http::Method;
 use perigee_http::{Peer, PeerIdentity};
@@ -17,7 +17,7 @@ pub fn may(peer: &Peer, method: &Method, path: &[&str]) -> bool {
             (method.as_str(), path),
             // The source of a migration asks the destination.
             ("GET", ["v1", "vms", _])
-                | ("POST", ["v1", "vms", _, "end-unless-ran" | "migration-key"])
+                | ("POST", ["v1", "vms", _, "end-unless-ran" | "expect-frames" | "migration-key"])
                 | ("GET", ["v1", "blob"])
         ),
         Some(PeerIdentity::Operator) | None => false,
@@ -98,6 +98,7 @@ mod tests {
         }
         assert!(may(&host, &Method::GET, &["v1", "vms", "a"]));
         assert!(may(&host, &Method::POST, &["v1", "vms", "a", "end-unless-ran"]));
+        assert!(may(&host, &Method::POST, &["v1", "vms", "a", "expect-frames"]));
         assert!(may(&host, &Method::GET, &["v1", "blob"]));
     }
 }

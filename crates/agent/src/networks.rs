@@ -11,6 +11,7 @@
 //! |---|---|
 //! | the names in the kernel | `names.rs` |
 //! | bridges, VXLAN, and where frames go | `plan.rs` |
+//! | frames for a VM in the pause of a move | `follow.rs` |
 //! | the packet filter | `rules.rs` |
 //! | what VMs of a job send to each other | `gang_traffic.rs` |
 //! | WireGuard between hosts | `tunnel.rs` |
@@ -22,6 +23,7 @@
 
 pub mod bridged;
 pub(crate) mod doors;
+mod follow;
 mod forwarding;
 mod gang_traffic;
 mod gateway;
@@ -122,8 +124,9 @@ struct End {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CardHere {
     pub card: Card,
-    /// The VM runs here. Then frames for it go to its card, whatever the controller has said last.
-    pub runs: bool,
+    /// The host to which frames for the VM go, whatever the controller has said last: this one while the VM runs here, and its
+    /// destination in the pause of a move. `None`: to where the controller says.
+    pub at: Option<HostId>,
 }
 
 /// A gateway that did not start.

@@ -36,7 +36,9 @@ use perigee_model::vm::{
 };
 use perigee_model::volume::{ExportStats, IoStats};
 use perigee_model::waiting::{Waiting, WaitsFor};
-use perigee_model::{DiskRole, MigrationId, Problem, ProblemKind, VmId, VmStart, VolumeName};
+use perigee_model::{
+    DiskRole, HostId, MigrationId, Problem, ProblemKind, VmId, VmStart, VolumeName,
+};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -101,6 +103,8 @@ pub struct Observed {
     pub arrival: Arrival,
     pub incoming_uri: Option<String>,
     pub migration: Option<MigrationReport>,
+    /// Where frames for the VM wait in the pause of a move from here or to here.
+    frames_to: Option<HostId>,
     /// The switchover of the last migration; `None` if its record cannot be read.
     pub switchover: Option<Switchover>,
     /// The moments of a migration from here or to here, from QEMU's events.
@@ -234,6 +238,7 @@ impl Vm {
             arrival,
             incoming_uri: None,
             migration: None,
+            frames_to: None,
             switchover: Some(Switchover::Source),
             moments: Moments::default(),
             qmp: None,

@@ -241,6 +241,28 @@ impl Vms {
         }
     }
 
+    /// From now on frames for a VM that comes to this host wait at its card here: it is paused at its source.
+    ///
+    /// # Errors
+    /// `NotFound`; `Forbidden` unless the host tells from which this migration comes; `Unavailable` if the kernel is not told.
+    pub async fn expect_frames(
+        &self,
+        peer: &Peer,
+        id: &VmId,
+        migration: &MigrationId,
+    ) -> Result<(), Problem> {
+        let vm = self.get(id)?;
+        let what = || format!("can't take frames for the VM {id}");
+        if vm.spec.arrives_by.as_ref() != Some(migration) {
+            return Err(Problem::conflict(what(), "it does not come by this migration"));
+        }
+        check_source(peer, id, vm.spec.arrives_from.as_ref())?;
+        let Some(card) = vm.spec.network.card() else { return Ok(()) };
+        vm.send_frames_to(self.host.name.clone());
+        let sent = self.host.networks.send_to(card, &self.host.name).await;
+        sent.map_err(|why| Problem::unavailable(what(), why))
+    }
+
     /// The fate of the VM that a migration was to bring to this host. A host may ask for those that come from it.
     pub async fn end_unless_ran(
         &self,

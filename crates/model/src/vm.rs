@@ -11,6 +11,7 @@
 //! | `PUT /vms/{vm}` | [`VmSpec`] | [`VmReport`]; the same spec again changes nothing; a start that was ended before, or that is older than the one here, is a conflict |
 //! | `DELETE /vms/{vm}?submitted_ms=MS&run=N&migration=N` | | stops QEMU at once and forgets the VM, if its start is this [`VmStart`] or an earlier one; no such start begins here again; deleting what is not there succeeds; a later start goes on, and the answer is a conflict |
 //! | `POST /vms/{vm}/end-unless-ran` | [`EndUnlessRan`] | [`Fate`]: how a source learns what became of a migration that broke |
+//! | `POST /vms/{vm}/expect-frames` | [`ExpectFrames`] | frames for the VM wait at its card here, for [`VmSpec::arrives_from`] only |
 //! | `POST /vms/{vm}/migration-key` | [`AskMigrationKey`] | [`MigrationKey`], for [`VmSpec::arrives_from`] only |
 //! | `GET /vms/{vm}/events?after=SEQ` | | [`crate::guest::GuestEvent`] list; what comes up to `SEQ` may be forgotten |
 //! | `GET /vms/{vm}/console` | | text: the end of the serial console |
@@ -579,6 +580,9 @@ pub struct MigrateOut {
     pub uri: String,
     /// Control of the destination: it is asked before an epoch is flipped back.
     pub destination_agent_url: String,
+    /// The destination. In the pause frames for the VM are sent there. `None` from a controller of a version before.
+    #[serde(default)]
+    pub destination: Option<HostId>,
     /// One for each disk that the VM writes.
     pub epochs: Vec<EpochRaise>,
     /// The pause that QEMU aims at, at first; the agent raises it where copying does not end
@@ -652,6 +656,13 @@ pub struct CancelMigration {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndUnlessRan {
     /// The migration that was to bring the VM.
+    pub migration: MigrationId,
+}
+
+/// Tells the destination of a migration that the VM is paused at its source: frames for the VM wait at the destination from now on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpectFrames {
+    /// The migration that brings the VM.
     pub migration: MigrationId,
 }
 

@@ -36,7 +36,7 @@ impl Networks {
                 made.cards_unknown = !are_all_known;
             }
             Cards::And(vm, card) => {
-                let here = CardHere { card: card.clone(), runs: false };
+                let here = CardHere { card: card.clone(), at: None };
                 made.cards.insert(vm.clone(), here);
             }
             #[cfg(test)]
@@ -431,7 +431,7 @@ pub(super) fn segments(
             away.filter_map(|member| Some((member.address, address_of(member.host.as_ref()?)?)));
         segment.others = away.collect();
     }
-    for CardHere { card, runs } in cards.values() {
+    for CardHere { card, at } in cards.values() {
         // A number may be another network's by now. Then the card of before is connected to nothing.
         let named = wanted.networks.iter().find(|network| network.vni == card.vni);
         if named.is_some_and(|named| named.name != card.network || named.subnet != card.subnet) {
@@ -446,8 +446,13 @@ pub(super) fn segments(
             others: BTreeMap::new(),
             gateway: Gateway::Nowhere,
         });
-        if *runs {
-            segment.others.remove(&card.address);
+        match at {
+            Some(at) if at == host => drop(segment.others.remove(&card.address)),
+            Some(at) => {
+                let there = address_of(at).map(|there| (card.address, there));
+                segment.others.extend(there);
+            }
+            None => {}
         }
         let (name, mac) = (tag.tap(card), card.mac());
         segment.taps.push(Tap { name, vni: card.vni, mac, address: card.address });

@@ -15,9 +15,10 @@
 //! address, from which the bridge answers ARP.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::net::Ipv4Addr;
 
-use perigee_model::network::{Mac, Subnet, mac};
+use perigee_model::network::{Card, Mac, Subnet, mac};
 use serde::Deserialize;
 
 use super::names::Tag;
@@ -271,6 +272,32 @@ fn port(
     }
 }
 
+/// Where frames for one card go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// To the card, which is here.
+    Card,
+    /// To the host with this address in the tunnels.
+    Host(Ipv4Addr),
+}
+
+/// Lines for `bridge -batch`: frames for a card go this way from now on. At no moment they go nowhere.
+pub fn lead(tag: &Tag, card: &Card, way: Way) -> Vec<String> {
+    let (mac, vxlan) = (card.mac().to_string(), tag.vxlan(card.vni));
+    match way {
+        Way::Card => vec![to_port(&mac, &tag.tap(card))],
+        Way::Host(host) => vec![to_host("replace", &mac, &vxlan, host), to_port(&mac, &vxlan)],
+    }
+}
+
+fn to_port(mac: &str, name: &str) -> String {
+    format!("fdb replace {mac} dev {name} master static")
+}
+
+fn to_host(how: &str, mac: &str, vxlan: &str, host: impl Display) -> String {
+    format!("fdb {how} {mac} dev {vxlan} dst {host} self permanent")
+}
+
 /// Lines for `bridge -batch`: where frames for each card go.
 pub fn entries(tag: &Tag, segments: &[Segment], there: &There) -> Vec<String> {
     // By bridge port, and by the host beyond a VXLAN interface.
@@ -319,11 +346,11 @@ pub fn entries(tag: &Tag, segments: &[Segment], there: &There) -> Vec<String> {
     let mut lines = Vec::new();
     // An entry that goes elsewhere is replaced at once, so that there is always one.
     for (mac, name) in ports.difference(&ports_there) {
-        lines.push(format!("fdb replace {mac} dev {name} master static"));
+        lines.push(to_port(mac, name));
     }
     for (mac, name, host) in hosts.difference(&hosts_there) {
         let how = if mac == TO_ALL { "append" } else { "replace" };
-        lines.push(format!("fdb {how} {mac} dev {name} dst {host} self permanent"));
+        lines.push(to_host(how, mac, name, host));
     }
     for (mac, name) in ports_there.difference(&ports) {
         // The bridge has one entry for each card: a replaced one is gone.

@@ -459,7 +459,7 @@ fn two_hosts() {
     let Some(one) = Host::start(&runtime, one, 1) else { return };
     let Some(two) = Host::start(&runtime, two, 2) else { return };
     let ends = [one.networks.tunnel(), two.networks.tunnel()].map(Option::unwrap);
-    let all = [(1, "web", 2, 1), (1, "db", 3, 2), (2, "other", 3, 2)];
+    let all = [(1, "web", 2, 1), (1, "db", 3, 2), (1, "near", 4, 2), (2, "other", 3, 2)];
     let tell = |made_ms, members: &[(u16, &str, u16, u8)]| {
         for host in [&one, &two] {
             let wanted = wanted(made_ms, host.number, [&ends[0], &ends[1]], members);
@@ -562,7 +562,14 @@ fn two_hosts() {
     // A VM moves: its card at the other host is there before, and the frames follow what the controller says.
     let mut moved = one.connect(&runtime, "db", card(1, 3));
     assert!(reaches(&mut web, &mut db), "it is where it was");
-    tell(2, &[(1, "web", 2, 1), (1, "db", 3, 1), (2, "other", 3, 2)]);
+    let mut near = two.connect(&runtime, "near", card(1, 4));
+    in_the_pause_frames_wait_at_the_other_host(
+        &runtime,
+        [&one, &two],
+        [&mut web, &mut near],
+        [&mut moved, &mut db],
+    );
+    tell(2, &[(1, "web", 2, 1), (1, "db", 3, 1), (1, "near", 4, 2), (2, "other", 3, 2)]);
     [&one, &two].iter().for_each(|host| host.pass(&runtime));
     assert!(reaches(&mut web, &mut moved) && reaches(&mut moved, &mut web));
     assert!(db.received().iter().all(|frame| !has_marker(frame)), "the old one hears nothing");
@@ -575,7 +582,7 @@ fn two_hosts() {
     assert!(reaches(&mut web, &mut moved));
 
     // Nothing is left.
-    drop((web, db, moved, other));
+    drop((web, db, moved, other, near));
     for host in [&one, &two] {
         runtime.block_on(async { host.networks.turn.lock().await.cards.clear() });
         host.networks.store(HostNetworks { made_ms: 3, ..HostNetworks::default() }).expect("kept");
@@ -591,6 +598,46 @@ fn two_hosts() {
             std::thread::sleep(Duration::from_millis(50));
         }
         assert!(host.processes("").is_empty());
+    }
+}
+
+/// The controller has said nothing yet. One sender is at the destination, and the other one at the source.
+fn in_the_pause_frames_wait_at_the_other_host(
+    runtime: &Runtime,
+    hosts: [&Host; 2],
+    senders: [&mut Guest; 2],
+    [moved, old]: [&mut Guest; 2],
+) {
+    let card = old.card.clone();
+    let send_to = |at: u8| {
+        for host in hosts {
+            enter(&host.namespace);
+            let at = host_id(at);
+            let sent = host.networks.send_to(&card, &at);
+            runtime.block_on(sent).expect("the kernel does so");
+        }
+    };
+    let [web, near] = senders;
+    send_to(1);
+    assert!(reaches(web, moved) && reaches(near, moved));
+    for host in hosts {
+        runtime.block_on(async {
+            let mut made = host.networks.turn.lock().await;
+            made.cards.get_mut(&vm_id("db")).expect("its card").at = Some(host_id(1));
+        });
+        host.pass(runtime);
+    }
+    old.received();
+    assert!(reaches(web, moved) && reaches(near, moved), "the pass keeps it");
+    assert!(old.received().iter().all(|frame| !frame.ends_with(MARKER)));
+    // The move has failed.
+    send_to(2);
+    assert!(reaches(web, old) && reaches(near, old));
+    for host in hosts {
+        runtime.block_on(async {
+            let mut made = host.networks.turn.lock().await;
+            made.cards.get_mut(&vm_id("db")).expect("its card").at = None;
+        });
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use perigee_model::VmId;
-use perigee_model::vm::{MigrationPhase, VmStatus};
+use perigee_model::vm::VmStatus;
 use tokio::time::Instant;
 
 use crate::host::Host;
@@ -33,7 +33,7 @@ pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
             networks.look_at_end().await;
             looked = Instant::now();
         }
-        let cards = cards_of(&vms);
+        let cards = cards_of(&host, &vms);
         // It is said in the host's report.
         let _ = networks.pass(Cards::Of(cards.clone(), vms.are_readable())).await;
         let (rested, until) = (Instant::now() + REST, Instant::now() + LOOK_AGAIN);
@@ -41,7 +41,7 @@ pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
             // A VM that runs here from now on is not waited for: what is sent to it still goes to its old host.
             let seen = host.changes.now();
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || cards_of(&vms) != cards {
+            if left.is_zero() || cards_of(&host, &vms) != cards {
                 break;
             }
             tokio::select! {
@@ -53,15 +53,12 @@ pub async fn keep(host: Arc<Host>, vms: Arc<Vms>) {
 }
 
 /// The cards of the VMs that have a QEMU here.
-fn cards_of(vms: &Vms) -> BTreeMap<VmId, CardHere> {
+fn cards_of(host: &Host, vms: &Vms) -> BTreeMap<VmId, CardHere> {
     let here = vms.list().into_iter().filter(|vm| vm.status() != VmStatus::Gone);
     here.filter_map(|vm| {
         let card = vm.spec.network.card()?.clone();
-        let runs = vm.observed(|seen| {
-            let phase = seen.migration.as_ref().map(|migration| migration.phase);
-            seen.status() == VmStatus::Running && phase != Some(MigrationPhase::Switching)
-        });
-        Some((vm.id().clone(), CardHere { card, runs }))
+        let at = vm.frames_go_to(&host.name);
+        Some((vm.id().clone(), CardHere { card, at }))
     })
     .collect()
 }

@@ -185,6 +185,7 @@ mod tests {
             number: 1,
             uri: "tcp:10.0.0.2:4444".into(),
             destination_agent_url: "http://10.0.0.2:1".into(),
+            destination: None,
             epochs: vec![],
             downtime_limit_ms: 300,
             compressed: false,

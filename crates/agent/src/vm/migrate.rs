@@ -20,7 +20,6 @@ mod steps;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use perigee_http::Network;
 use perigee_model::Problem;
 use perigee_model::grant::SignedGrant;
 use perigee_model::phases::Prepare;
@@ -33,6 +32,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use super::phases::Watch;
 use super::tls::End;
 use super::{Vm, decide, tunnel};
+use crate::host::Host;
 use crate::qmp::{MigrateInfo, QmpError};
 
 pub use record::Record;
@@ -103,7 +103,7 @@ pub struct Handle {
 /// Starts a migration, or continues one that an earlier agent has started.
 pub fn spawn(
     vm: Arc<Vm>,
-    network: Network,
+    host: Arc<Host>,
     record: Record,
     order: MigrateOut,
     resumed: bool,
@@ -115,8 +115,8 @@ pub fn spawn(
     let is_connecting =
         record.switchover == Switchover::Source && record.report.transferred_bytes == 0;
     let migration = Migration {
-        homes: steps::Home::all(&order, &network),
-        network,
+        homes: steps::Home::all(&order, &host.network),
+        host,
         greeting: None,
         machine: Outgoing::new(record.switchover),
         vm,
@@ -141,7 +141,7 @@ pub fn spawn(
 
 struct Migration {
     vm: Arc<Vm>,
-    network: Network,
+    host: Arc<Host>,
     order: MigrateOut,
     record: Record,
     homes: Vec<steps::Home>,
@@ -192,7 +192,7 @@ impl Migration {
     /// stored, raised or switched, so an order that came too late ends without harm.
     async fn begin(&mut self) -> Result<(), Stop> {
         let begun = Instant::now();
-        if self.network.identity().is_some() {
+        if self.host.network.identity().is_some() {
             self.fetch_key().await?;
         }
         let MigrateOut {
@@ -300,7 +300,7 @@ impl Migration {
         let renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(grant) = renewed else { return };
         self.order.grant = Some(grant);
-        self.homes = steps::Home::all(&self.order, &self.network);
+        self.homes = steps::Home::all(&self.order, &self.host.network);
         self.record.order = Some(self.order.clone());
         if let Err(problem) = self.save() {
             tracing::error!(vm = %self.vm.id(), %problem, "a migration's new grant is not written down");
@@ -331,6 +331,7 @@ impl Migration {
         self.machine.raising()?;
         self.record.report.phase = MigrationPhase::Switching;
         self.publish();
+        self.send_frames();
         match self.raise_epochs().await {
             Ok(()) => self.machine.raised(),
             Err(stop) => self.give_up(stop),
@@ -369,8 +370,11 @@ impl Migration {
             self.hold().await;
             self.vm.take(VmEvent::HandedOver, "");
             self.record.report.reason.clear();
-        } else if let Some(stop) = &self.stop {
-            self.record.report.reason = stop.to_string();
+        } else {
+            self.vm.keep_frames();
+            if let Some(stop) = &self.stop {
+                self.record.report.reason = stop.to_string();
+            }
         }
         // This is set last, so that everybody who sees it also sees the VM's final state.
         self.record.report.phase = end;

@@ -9,8 +9,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
 use nix::unistd::Uid;
-use perigee_model::vm::VmNetwork;
-use perigee_model::{Problem, ProblemKind};
+use perigee_model::vm::{MigrationPhase, VmNetwork, VmStatus};
+use perigee_model::{HostId, Problem, ProblemKind};
 use tokio::net::TcpStream;
 
 pub use keep::keep;
@@ -28,6 +28,30 @@ pub struct Cable {
     pub qemus: OwnedFd,
     /// The network, if it is the VM's own.
     pub passt: Option<Process>,
+}
+
+impl Vm {
+    /// In the pause of a move from here or to here frames for the VM wait at this host.
+    pub fn send_frames_to(&self, host: HostId) {
+        self.observed(|seen| seen.frames_to = Some(host));
+    }
+
+    /// The move has failed.
+    pub fn keep_frames(&self) {
+        self.observed(|seen| seen.frames_to = None);
+    }
+
+    /// The host to which frames for the VM go, whatever the controller has said last; `None`: to where it says. `own`: this host.
+    pub fn frames_go_to(&self, own: &HostId) -> Option<HostId> {
+        self.observed(|seen| {
+            let phase = seen.migration.as_ref().map(|migration| migration.phase);
+            let is_leaving = phase == Some(MigrationPhase::Switching);
+            match seen.status() == VmStatus::Running && !is_leaving {
+                true => Some(own.clone()),
+                false => seen.frames_to.clone(),
+            }
+        })
+    }
 }
 
 /// Connects the VM's card, if it has one.

@@ -200,13 +200,8 @@ impl Owner {
             return;
         }
         if let Some(order) = record.order.clone() {
-            self.migration = Some(migrate::spawn(
-                self.vm.clone(),
-                self.host.network.clone(),
-                record,
-                order,
-                true,
-            ));
+            self.migration =
+                Some(migrate::spawn(self.vm.clone(), self.host.clone(), record, order, true));
         }
     }
 

@@ -581,6 +581,7 @@ pub fn order(migration: &str, number: u32, uri: String, there: &Agent, home: &Ho
         number,
         uri,
         destination_agent_url: there.config.agent_url.clone(),
+        destination: Some(there.config.host.clone()),
         epochs: vec![EpochRaise {
             volume: VolumeName::new("root").unwrap(),
             volume_url: home.url.clone(),

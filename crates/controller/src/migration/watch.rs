@@ -401,6 +401,7 @@ impl Run {
             number: self.record.value.number,
             uri: report.incoming_uri.clone()?,
             destination_agent_url: self.destination().ok()?.addresses.agent_url.clone(),
+            destination: Some(migration.to.clone()),
             epochs,
             downtime_limit_ms: u64::from(DOWNTIME_LIMIT_FIRST_MS),
             compressed: migration.compressed,

@@ -452,12 +452,16 @@ fn a_vm_that_runs_here_has_its_card_here() {
     let key = format!("{}=", "a".repeat(43));
     let end = TunnelEnd { public_key: key, endpoint: "10.99.0.2:1".to_owned(), mtu: 1500 };
     let wanted = wanted(1, 1, [&end, &end], &[(1, "web", 2, 2)]);
-    let others = |runs| {
-        let here = CardHere { card: card(1, 2), runs };
+    let others = |at: Option<u8>| {
+        let at = at.map(host_id);
+        let here = CardHere { card: card(1, 2), at };
         let cards = [(vm_id("web"), here)].into();
         let all = segments(&tag, &host_id(1), &wanted, &cards);
         let of_one = all.iter().find(|segment| segment.vni == 1).expect("the network");
-        of_one.others.len()
+        of_one.others.get(&subnet().address(2)).copied()
     };
-    assert_eq!((others(false), others(true)), (1, 0));
+    let there = TUNNEL_NETWORK.address(2);
+    assert_eq!((others(None), others(Some(1))), (Some(there), None));
+    assert_eq!(others(Some(2)), Some(there), "in the pause of a move to there");
+    assert_eq!(others(Some(3)), Some(there), "a host to which no tunnel leads");
 }

@@ -8,7 +8,7 @@ use futures_util::future::{join_all, try_join_all};
 use perigee_http::{Client, Expected, Network};
 use perigee_model::switchover::Fate;
 use perigee_model::vm::{
-    AskMigrationKey, EndUnlessRan, EpochRaise, MigrateOut, MigrationKey, VmReport,
+    AskMigrationKey, EndUnlessRan, EpochRaise, ExpectFrames, MigrateOut, MigrationKey, VmReport,
 };
 use perigee_model::volume::{EpochChange, EpochChanges, FlushVolumes, VolumeInfo};
 use perigee_model::{Problem, ProblemKind, VmId};
@@ -158,7 +158,31 @@ async fn greet_destination(
 impl Migration {
     fn destination(&self) -> Result<Client, Problem> {
         let url = &self.order.destination_agent_url;
-        self.network.client(url, Expected::Address, CALL_DEADLINE)
+        self.host.network.client(url, Expected::Address, CALL_DEADLINE)
+    }
+
+    /// Has frames for the VM wait at the destination, from the pause on. Nothing waits for that: without it the controller says where they go.
+    pub(super) fn send_frames(&self) {
+        let (Some(to), Some(card)) = (self.order.destination.clone(), self.vm.spec.network.card())
+        else {
+            return;
+        };
+        self.vm.send_frames_to(to.clone());
+        let (host, card) = (self.host.clone(), card.clone());
+        tokio::spawn(async move {
+            if let Err(why) = host.networks.send_to(&card, &to).await {
+                tracing::debug!("frames do not follow a VM yet: {why}");
+            }
+        });
+        let path = format!("/v1/vms/{}/expect-frames", self.vm.id());
+        let tell = ExpectFrames { migration: self.order.migration.clone() };
+        let destination = self.destination();
+        tokio::spawn(async move {
+            let told = async { destination?.post::<()>(&path, &tell).await };
+            if let Err(problem) = told.await {
+                tracing::debug!(%problem, "frames do not wait at a VM's destination yet");
+            }
+        });
     }
 
     /// Gets the key with which QEMU encrypts.

@@ -29,7 +29,7 @@ impl Owner {
         let record = Record::new(order.clone());
         self.keep(&record)?;
         self.migration =
-            Some(migrate::spawn(self.vm.clone(), self.host.network.clone(), record, order, false));
+            Some(migrate::spawn(self.vm.clone(), self.host.clone(), record, order, false));
         Ok(())
     }
 

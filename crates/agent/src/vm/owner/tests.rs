@@ -168,6 +168,7 @@ fn order() -> MigrateOut {
         number: 1,
         uri: "tcp:127.0.0.1:1".into(),
         destination_agent_url: "http://127.0.0.1:2".into(),
+        destination: None,
         epochs: Vec::new(),
         downtime_limit_ms: 100,
         compressed: false,
