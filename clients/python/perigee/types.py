@@ -1227,6 +1227,10 @@ class JobSpec(TypedDict):
     # Ports of its VM that are reached from outside, as `8080:80`, at the host that has its
     # network's gateway. The network has a way out.
     publish: NotRequired[List[str]]
+    # Whether VMs of a job with several VMs may be at other sites than the confined data that they
+    # use. They read the data there without keeping any, and say to each other what they say through
+    # the encrypted tunnels between hosts.
+    ranks: NotRequired[LeaveSite]
     # What becomes of it when its host is lost.
     restart: NotRequired[Restart]
     # The size of the root disk, at least the image's; `None`: the image's.

@@ -23,6 +23,9 @@ pub const JOB_FILES: u32 = 2;
 /// VMs a volume that one of them writes.
 pub const DATA_OF_GANGS: u32 = 2;
 
+/// From this level on VMs of a gang may be at other sites than confined data that they use. The version before would not go on with such a gang.
+pub const RANKS_ELSEWHERE: u32 = 3;
+
 /// From this level on users of tenants have backups made. A volume server of the version before counts no bytes for the quota.
 pub const BACKUPS_OF_TENANTS: u32 = 2;
 

@@ -175,6 +175,10 @@ pub struct JobSpec {
     /// output are confined to that site.
     #[serde(default = "never")]
     pub writes: LeaveSite,
+    /// Whether VMs of a job with several VMs may be at other sites than the confined data that they use. They read the data there without keeping
+    /// any, and say to each other what they say through the encrypted tunnels between hosts.
+    #[serde(default = "never")]
+    pub ranks: LeaveSite,
     /// The command is ended after so many seconds from its start, so without the VM's boot; `None`: never.
     pub timeout_s: Option<u64>,
     /// A process that is to end, for whatever reason, gets SIGTERM, and SIGKILL so many seconds later.

@@ -25,6 +25,7 @@
 //!   start: anywhere         # anywhere | {site: NAME} | {host: NAME}
 //!   move: auto              # auto | never
 //! writes: {leave-site: never}   # or allowed, where it uses data that may not leave its site
+//! ranks: {leave-site: never}    # or allowed: with such data VMs of a job with several may be at other sites
 //! timeout: 10m              # of the command, from its start
 //! stop-grace: 10s           # a process that is to end gets SIGTERM, and SIGKILL so much later
 //! oom-kill: fail            # fail | ignore: if a process is killed because no memory is left, and the command goes on
@@ -103,7 +104,7 @@ pub enum InputSource {
 }
 
 /// The fields of a job file, in the order in which an error lists them.
-const FIELDS: [&str; 31] = [
+const FIELDS: [&str; 32] = [
     "name",
     "image",
     "command",
@@ -119,6 +120,7 @@ const FIELDS: [&str; 31] = [
     "keep-outputs",
     "placement",
     "writes",
+    "ranks",
     "timeout",
     "stop-grace",
     "oom-kill",
@@ -202,7 +204,8 @@ pub fn parse(text: &str, file_name: &str) -> Result<JobFile, Problem> {
         keep_outputs_s: fields.read("keep-outputs", read_keep_outputs)?,
         start,
         may_migrate,
-        writes: fields.read("writes", read_writes)?.unwrap_or(LeaveSite::Never),
+        writes: fields.read("writes", read_leave_site)?.unwrap_or(LeaveSite::Never),
+        ranks: fields.read("ranks", read_leave_site)?.unwrap_or(LeaveSite::Never),
         timeout_s: fields.read("timeout", read_timeout)?,
         stop_grace_s: fields.read("stop-grace", read_stop_grace)?.unwrap_or(STOP_GRACE_S_DEFAULT),
         oom_kill: fields.read("oom-kill", read_oom_kill)?.unwrap_or_default(),
@@ -502,7 +505,7 @@ fn read_placement(field: &Field<'_>) -> Result<(Start, bool), Problem> {
     Ok((start, may_migrate.unwrap_or(true)))
 }
 
-fn read_writes(field: &Field<'_>) -> Result<LeaveSite, Problem> {
+fn read_leave_site(field: &Field<'_>) -> Result<LeaveSite, Problem> {
     let [leave_site] = field.fields(["leave-site"])?;
     let leave_site = leave_site.ok_or_else(|| missing(field, "leave-site", "leave-site: never"))?;
     leave_site.parse(str::parse)

@@ -98,6 +98,11 @@ pub enum BadSpec {
         /// How many VMs the job has.
         count: u32,
     },
+    /// One VM alone may be at another site than its data anyway.
+    #[error(
+        "the field says where VMs of a job with several VMs may be: say `count` too, or leave the field out"
+    )]
+    RanksOfOne,
     /// A port leads to one VM.
     #[error("a job with several VMs can't publish ports")]
     PublishedByMany,
@@ -342,6 +347,9 @@ impl JobSpec {
             if !self.publish.is_empty() {
                 field("publish", Err(BadSpec::PublishedByMany))?;
             }
+        }
+        if !self.is_gang() && !self.ranks.is_never() {
+            field("ranks", Err(BadSpec::RanksOfOne))?;
         }
         field("owner", check_owner(&self.owner))
     }

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use crate::HostId;
 
 /// The newest format level that this version knows.
-pub const FORMAT_LEVEL: u32 = 2;
+pub const FORMAT_LEVEL: u32 = 3;
 
 static COMMIT: OnceLock<Option<&'static str>> = OnceLock::new();
 
@@ -170,9 +170,10 @@ mod tests {
         };
         assert_eq!(blocks(daemon(Some(newer.clone()))), "");
         let silent = Some("it is off".to_owned());
+        let knows = format!("knows format level {FORMAT_LEVEL} and not {}", FORMAT_LEVEL + 1);
         let off = HostDaemon { version: Some(newer.clone()), differs: None, silent };
         for (agent, why) in [
-            (daemon(Some(own)), "knows format level 2 and not 3"),
+            (daemon(Some(own)), knows.as_str()),
             (daemon(None), "does not say its version"),
             (off, "does not answer: it is off"),
         ] {

@@ -159,14 +159,15 @@ pub fn is_far_from_confined(cluster: &Cluster, disks: &[PlacedDisk], at: &HostId
 }
 
 /// Whether the memory of this record's VM may have to be locked at another site, to which a person moves it. A VM whose memory has a range
-/// and a VM of a gang are never moved there.
+/// is never moved there, and a VM of a gang only if the gang's file lets its VMs go.
 pub fn may_be_locked(record: &JobRecord, placement: &Placement) -> bool {
     let is_confined = placement.disks.iter().any(|disk| disk.leave_site.is_never());
-    is_confined && record.job.spec.memory_max_bytes.is_none() && record.kind.member().is_none()
+    let may_go = record.kind.member().is_none() || !record.job.spec.ranks.is_never();
+    is_confined && record.job.spec.memory_max_bytes.is_none() && may_go
 }
 
-/// Refuses to move a VM to another site than that of its confined data, unless a person asks for it: its memory has some of the data. There
-/// the memory is locked, as that of a VM that starts there.
+/// Refuses to move a VM to another site than that of its confined data, unless a person asks for it, or the file of its gang lets its VMs go: its
+/// memory has some of the data. There the memory is locked, as that of a VM that starts there.
 ///
 /// # Errors
 /// `Conflict`, which names a volume and the sites.
@@ -182,8 +183,9 @@ pub fn check_migration(
         return Ok(());
     }
     let may_be_locked = may_be_locked(record, placement);
+    let is_wanted = is_asked || record.kind.member().is_some();
     let confined = placement.disks.iter().find(|disk| disk.leave_site.is_never());
-    let Some(disk) = confined.filter(|_| !(is_asked && may_be_locked)) else { return Ok(()) };
+    let Some(disk) = confined.filter(|_| !(is_wanted && may_be_locked)) else { return Ok(()) };
     let why = format!(
         "it uses volume {}, whose policy is leave-site: never, so its memory may have some of that; \
          {from} is at site {here} and {to} at {there}, and a live migration brings the memory there",
@@ -234,6 +236,8 @@ pub struct Confined {
     pub image_at: Option<HostId>,
     /// A host at the site of the data, where what the job writes stays. `None`: it may be anywhere.
     pub writes_at: Option<HostId>,
+    /// Whether all VMs of the job have to be at that site too, if it has several VMs.
+    pub holds_ranks: bool,
 }
 
 impl Confined {
@@ -283,8 +287,9 @@ pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, 
         return Err(Problem::conflict(what(), why)
             .next("leave `writes` out: what several VMs write stays with their data"));
     }
+    let holds_ranks = spec.is_gang() && !may_have_ranks_elsewhere(cluster, spec).await?;
     if spec.writes == LeaveSite::Allowed {
-        return Ok(Confined { volumes, image_at, writes_at: None });
+        return Ok(Confined { volumes, image_at, writes_at: None, holds_ranks });
     }
     let next =
         "or say `writes: {leave-site: allowed}` in the job file, if what it writes may leave";
@@ -311,7 +316,12 @@ pub async fn confined_of(cluster: &Cluster, spec: &JobSpec) -> Result<Confined, 
             format!("confine that one as well: perigee volume update {free} --leave-site never, ");
         return Err(Problem::conflict(what(), why).next(confine + next));
     }
-    Ok(Confined { volumes, image_at, writes_at: confined.map(|(_, home)| home) })
+    Ok(Confined { volumes, image_at, writes_at: confined.map(|(_, home)| home), holds_ranks })
+}
+
+/// Whether the job's file lets its VMs be at other sites than its data, and every version that may drive the job knows that.
+async fn may_have_ranks_elsewhere(cluster: &Cluster, spec: &JobSpec) -> Result<bool, Problem> {
+    Ok(!spec.ranks.is_never() && level::in_force(&cluster.records).await? >= level::RANKS_ELSEWHERE)
 }
 
 /// Whether a card in such a network leads anywhere else than to the other VMs of a gang.
@@ -332,7 +342,8 @@ pub async fn site_of_gang(cluster: &Cluster, spec: &JobSpec) -> Result<Option<Si
         return Ok(None);
     }
     let confined = confined_of(cluster, spec).await?;
-    confined.writes_at.map(|home| site_of(cluster, &home)).transpose()
+    let home = confined.writes_at.filter(|_| confined.holds_ranks);
+    home.map(|home| site_of(cluster, &home)).transpose()
 }
 
 /// Refuses hosts that are not at the site of the gang's data.
@@ -345,7 +356,9 @@ pub fn check_hosts(
     job: &JobId,
     hosts: &[HostId],
 ) -> Result<(), Problem> {
-    let Some(home) = &confined.writes_at else { return Ok(()) };
+    let Some(home) = confined.writes_at.as_ref().filter(|_| confined.holds_ranks) else {
+        return Ok(());
+    };
     let site = site_of(cluster, home)?;
     for host in hosts {
         let there = site_of(cluster, host)?;

@@ -23,6 +23,7 @@ mod addresses;
 mod copies;
 mod costs;
 mod drained;
+mod elsewhere;
 mod killed;
 mod moves;
 mod outputs;

@@ -293,6 +293,7 @@ pub fn spec(access: Access) -> JobSpec {
         start: Start::Host(HostId::new("home1").expect("name")),
         may_migrate: false,
         writes: perigee_model::LeaveSite::Never,
+        ranks: perigee_model::LeaveSite::Never,
         timeout_s: None,
         has_output_room: false,
         // Tests do not wait for guests that end late.

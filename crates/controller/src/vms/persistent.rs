@@ -136,6 +136,7 @@ pub(super) fn job_spec(new: &NewVm, owner: String, root_bytes: u64) -> Result<Jo
         start: new.start.clone(),
         may_migrate: new.may_migrate,
         writes: LeaveSite::Never,
+        ranks: LeaveSite::Never,
         timeout_s: None,
         has_output_room: false,
         stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,

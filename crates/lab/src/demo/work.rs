@@ -116,6 +116,7 @@ impl Stage {
             start: Start::Host(self.near.clone()),
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,
+            ranks: perigee_model::LeaveSite::Never,
             timeout_s: Some(TIMEOUT_S),
             has_output_room: false,
             stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,

@@ -208,6 +208,14 @@ fn priority_and_restart_have_defaults_and_bounds() {
 }
 
 #[test]
+fn vms_of_a_job_are_at_the_site_of_confined_data_unless_its_file_lets_them_go() {
+    let ranks = |extra: &str| parse(&format!("{SMALLEST}{extra}"), "scan.yaml").unwrap().spec.ranks;
+    assert_eq!(ranks("count: 2\n"), LeaveSite::Never);
+    assert_eq!(ranks("count: 2\nranks: {leave-site: allowed}\n"), LeaveSite::Allowed);
+    assert!(problem("ranks: {leave-site: allowed}\n").contains("count"));
+}
+
+#[test]
 fn what_a_job_writes_is_confined_unless_its_file_lets_it_go() {
     let writes =
         |extra: &str| parse(&format!("{SMALLEST}{extra}"), "scan.yaml").unwrap().spec.writes;

@@ -29,6 +29,7 @@ fn job() -> JobSpec {
         start: Start::Anywhere,
         may_migrate: true,
         writes: crate::LeaveSite::Never,
+        ranks: crate::LeaveSite::Never,
         timeout_s: None,
         has_output_room: false,
         stop_grace_s: crate::job::STOP_GRACE_S_DEFAULT,

@@ -135,9 +135,9 @@ fn refuses_what_would_carry_it(system: &System) -> Checked<()> {
 }
 
 /// One VM sends the text to the other one. Both try to reach the address, also by a way that they make themselves.
-fn pair_job(volume: &str, outside: Ipv4Addr) -> String {
+fn pair_job(volume: &str, outside: Ipv4Addr, more: &str) -> String {
     format!(
-        "name: pair\nimage: debian\nmemory: 200MiB\ncount: 2\napart: pair\ntimeout: 3m\n\
+        "name: pair\nimage: debian\nmemory: 200MiB\ncount: 2\napart: pair\ntimeout: 3m\n{more}\
          volumes: [{{volume: {volume}, access: read}}]\ncommand:\n  - /bin/sh\n  - -c\n  - |\n    \
          if [ $PERIGEE_RANK = 0 ]; then\n      mkfifo /tmp/open; exec 3<>/tmp/open\n      \
          busybox nc -l -p 7000 <&3 > /output/heard\n      sort /output/heard | uniq -c\n    else\n      \
@@ -158,7 +158,7 @@ async fn is_used_by_several_vms(system: &System) -> Checked<()> {
         listens(&lab.site_namespace(&"cloud".parse().expect("a name")))?,
     );
     let outside = lab.host_address(&host("cloud1")).expect("an address");
-    let job = system.submit(&pair_job("secret", outside)).await?;
+    let job = system.submit(&pair_job("secret", outside, "")).await?;
     let job = system.ended(&job.id).await?;
     let logs =
         [log_of(system, job.id.as_str(), 0).await?, log_of(system, job.id.as_str(), 1).await?];
@@ -175,6 +175,27 @@ async fn is_used_by_several_vms(system: &System) -> Checked<()> {
     Ok(())
 }
 
+/// One of the two is at the other site, because one host of the data's site takes no VMs.
+async fn is_used_by_a_vm_elsewhere(system: &System) -> Checked<()> {
+    let lab = &system.lab.definition;
+    let wan = Capture::begin(&lab.site_namespace(&"cloud".parse().expect("a name")), &[MARKER])?;
+    let outside = lab.host_address(&host("home2")).expect("an address");
+    system.does(&["host", "drain", "home2"])?;
+    let more = "ranks: {leave-site: allowed}\n";
+    let job = system.submit(&pair_job("secret", outside, more)).await?;
+    let job = system.ended(&job.id).await?;
+    system.does(&["host", "undrain", "home2"])?;
+    ensure!(job.state == JobState::Succeeded, "{:?}: {}", job.state, job.reason);
+    let hosts: BTreeSet<_> = job.members.iter().filter_map(|one| one.host.clone()).collect();
+    ensure!(hosts == BTreeSet::from([host("home1"), host("cloud1")]), "{:?}", job.members);
+    ensure!(job.outputs.is_some_and(|outputs| outputs.bytes > 0), "rank 0 heard nothing");
+    let wan = wan.end()?;
+    ensure!(wan.frames > 0 && wan.found == [0], "on the WAN: {wan:?}");
+    let found = marked(&system.host_file("cloud1", ""));
+    ensure!(found.is_empty(), "{found:?}");
+    Ok(())
+}
+
 #[test]
 fn nothing_of_a_confined_volume_is_at_another_site() {
     with_system(async |system| {
@@ -185,6 +206,7 @@ fn nothing_of_a_confined_volume_is_at_another_site() {
         ensure!(found.is_empty(), "after its end: {found:?}");
         ensure!(!marked(&system.host_file("home1", "pool")).is_empty(), "it is at its home");
         is_used_by_several_vms(&system).await?;
+        is_used_by_a_vm_elsewhere(&system).await?;
         // The scan finds what is there: the same job with a volume that may leave.
         make(&system, "free", LeaveSite::Allowed).await?;
         let found = marked_while_read(&system, "free").await?;

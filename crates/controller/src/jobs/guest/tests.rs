@@ -27,6 +27,7 @@ pub fn record(state: JobState) -> JobRecord {
         start: Default::default(),
         may_migrate: false,
         writes: perigee_model::LeaveSite::Never,
+        ranks: perigee_model::LeaveSite::Never,
         timeout_s: None,
         has_output_room: false,
         stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,

@@ -67,7 +67,7 @@ pub fn carry(hosts: &[&FakeHost], way: &impl Fn(u32, &HostId) -> Way) {
 }
 
 /// As [`until`], and the migrations do what the test says.
-async fn until_moved(
+pub async fn until_moved(
     lab: &Lab,
     hosts: &[&FakeHost],
     id: &JobId,
