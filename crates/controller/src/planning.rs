@@ -237,7 +237,10 @@ pub async fn running(
         memory_bytes: cluster.index.demand_to_move(record).memory_bytes,
         cpus: spec.cpus_most(),
         may_migrate: spec.may_migrate,
-        uses_confined: placement.disks.iter().any(|disk| disk.leave_site.is_never()),
+        confined_to: {
+            let mut confined = placement.disks.iter().filter(|disk| disk.leave_site.is_never());
+            confined.next().map(|disk| disk.home.clone())
+        },
         refused: Vec::new(),
         moves: record.moves,
         price_factor: cluster.balances.price_factor(&vm_of(&record.job.id)),

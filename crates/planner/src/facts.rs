@@ -434,8 +434,8 @@ pub struct Running {
     pub cpus: u32,
     /// Whether the job file lets the VM move.
     pub may_migrate: bool,
-    /// As [`JobFacts::uses_confined`].
-    pub uses_confined: bool,
+    /// A host at the site of data that the VM uses and that may not leave this site; `None` if it uses no such data.
+    pub confined_to: Option<HostId>,
     /// Changes that were refused a short time ago: they are not made now.
     pub refused: Vec<RefusedWay>,
     /// Live migrations of this job, and volumes that came to its VM, so far.

@@ -176,7 +176,7 @@ impl Learned {
             memory_bytes: running.memory_bytes,
             start: Start::Host(running.host.clone()),
             may_migrate: running.may_migrate,
-            uses_confined: running.uses_confined,
+            uses_confined: running.confined_to.is_some(),
             volumes: volumes.collect(),
             dirty_bytes_per_s: running.dirty_bytes_per_s,
             money: MoneyFacts::default(),

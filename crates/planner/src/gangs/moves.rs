@@ -394,7 +394,7 @@ mod tests {
             memory_bytes: 512 * MIB,
             cpus: 1,
             may_migrate: true,
-            uses_confined: false,
+            confined_to: None,
             refused: Vec::new(),
             moves: 0,
             price_factor: 1.0,

@@ -87,8 +87,10 @@ fn refused(running: &Running, way: Way, to: &HostId) -> Option<String> {
 
 /// Why the VM does not go to this host now, whether that pays or not; `None` if it may.
 pub(super) fn why_it_may_not_go(running: &Running, to: &HostId, cost: &MoveCost) -> Option<String> {
-    let is_confined = running.uses_confined && !running.cluster.is_one_site(&running.host, to);
-    let confined = is_confined.then(|| CONFINED.to_owned());
+    let is_away = |home: &&HostId| {
+        [&running.host, *home].iter().all(|at| !running.cluster.is_one_site(at, to))
+    };
+    let confined = running.confined_to.as_ref().filter(is_away).map(|_| CONFINED.to_owned());
     let unknown_wait = || {
         let why = "it is not known when the moves before it over this link end";
         cost.wait_s.is_none().then(|| why.to_owned())

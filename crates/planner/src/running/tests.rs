@@ -26,7 +26,7 @@ pub(super) fn reading(reads: u64, wall_s: f64) -> Running {
         memory_bytes: 512 * MIB,
         cpus: 1,
         may_migrate: true,
-        uses_confined: false,
+        confined_to: None,
         refused: Vec::new(),
         moves: 0,
         price_factor: 1.0,
@@ -188,12 +188,15 @@ fn after_a_refused_copy_the_vm_moves_at_the_price_of_that() {
 }
 
 #[test]
-fn a_vm_with_data_that_may_not_leave_their_site_does_not_leave_its_own() {
+fn a_vm_with_data_that_may_not_leave_their_site_goes_only_to_that_site() {
     let mut running = reading(1000, 30.0);
-    running.uses_confined = true;
+    running.confined_to = Some(host_id("home1"));
     let why = why_stay(&running);
     assert!(why.contains("leave-site: never"), "{why}");
+    running.confined_to = Some(running.disks[0].home.clone());
+    assert_eq!(moved_to(&consider(&running)), Some("cloud1"), "to its data");
     running.disks[0].home = host_id("home2");
+    running.confined_to = Some(host_id("home2"));
     assert_eq!(moved_to(&consider(&running)), Some("home2"));
 }
 

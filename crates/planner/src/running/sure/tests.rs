@@ -91,7 +91,7 @@ fn a_vm_that_was_moved_is_not_moved_again_at_once() {
 #[test]
 fn nothing_that_is_not_possible_is_made_at_once() {
     let full = |running: &mut Running| running.cluster.hosts[2].memory_free_bytes = 0;
-    let confined = |running: &mut Running| running.uses_confined = true;
+    let confined = |running: &mut Running| running.confined_to = Some(running.host.clone());
     let never = |running: &mut Running| running.may_migrate = false;
     let wait = |running: &mut Running| {
         running.cluster.links.iter_mut().for_each(|link| link.moves.wait_s = None);
