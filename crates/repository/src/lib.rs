@@ -47,6 +47,7 @@ mod repository;
 pub mod sftp;
 mod shares;
 mod space;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod transfer;

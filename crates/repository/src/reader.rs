@@ -2,16 +2,14 @@
 
 use std::fs::File;
 
+use crate::errors::problem;
+use crate::objects::ObjectReader;
+use crate::sums::Check;
 use bytes::Bytes;
 use perigee_model::Problem;
 use perigee_model::data::FileEntry;
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
-use sha2::{Digest, Sha256};
-
-use crate::errors::problem;
-use crate::objects::ObjectReader;
-use crate::upload::hex;
 
 /// Where the content of a file is.
 #[derive(Debug)]
@@ -28,16 +26,21 @@ pub struct FileReader {
     source: Source,
     entry: FileEntry,
     what: String,
-    hasher: Sha256,
+    check: Check,
     /// How many bytes from the beginning were read in order.
-    hashed: u64,
+    checked: u64,
     /// The content is not what was written: nothing is read any more.
     damage: Option<Problem>,
 }
 
 impl FileReader {
     pub(crate) fn new(source: Source, entry: FileEntry, what: String) -> Self {
-        Self { source, entry, what, hasher: Sha256::new(), hashed: 0, damage: None }
+        let file = match &source {
+            Source::Local(file) => Some(file),
+            Source::Object(_) => None,
+        };
+        let check = Check::of(file, entry.sha256.as_deref());
+        Self { source, entry, what, check, checked: 0, damage: None }
     }
 
     /// Whether reading waits for another host. Then [`FileReader::read_async`] takes no thread meanwhile.
@@ -93,30 +96,23 @@ impl FileReader {
         if let Some(damage) = &self.damage {
             return Err(damage.clone());
         }
-        if offset == self.hashed {
-            self.hasher.update(&piece);
-            self.hashed += piece.len() as u64;
-            if self.hashed == self.entry.size_bytes {
-                self.check()?;
+        if offset == self.checked {
+            self.check.update(&piece);
+            self.checked += piece.len() as u64;
+            if self.checked == self.entry.size_bytes {
+                self.end()?;
             }
         }
         Ok(piece)
     }
 
-    fn check(&mut self) -> Result<(), Problem> {
-        let found = hex(&std::mem::take(&mut self.hasher).finalize());
-        match &self.entry.sha256 {
-            Some(written) if *written != found => {
-                tracing::error!(what = self.what, %written, %found, "a file of the repository is damaged");
-                let why = format!(
-                    "its content was damaged where it is kept: the SHA-256 is {found}, and was {written}"
-                );
-                let damage = Problem::internal(&self.what, why).next("upload the file again");
-                self.damage = Some(damage.clone());
-                Err(damage)
-            }
-            _ => Ok(()),
-        }
+    fn end(&mut self) -> Result<(), Problem> {
+        let Err(differs) = self.check.end() else { return Ok(()) };
+        tracing::error!(what = self.what, differs, "a file of the repository is damaged");
+        let why = format!("its content was damaged where it is kept: {differs}");
+        let damage = Problem::internal(&self.what, why).next("upload the file again");
+        self.damage = Some(damage.clone());
+        Err(damage)
     }
 }
 

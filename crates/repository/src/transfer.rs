@@ -197,24 +197,24 @@ async fn committed(
     };
     if !upload.is_remote() {
         let committed = move || {
-            let sha256 = upload.whole(expected.as_deref())?;
+            let sums = upload.whole(expected.as_deref())?;
             is_wanted()?;
-            upload.publish(&sha256, None)
+            upload.publish(&sums, None)
         };
         return tokio::task::spawn_blocking(committed).await.map_err(lost)?;
     }
     let whole = tokio::task::spawn_blocking(move || {
-        let sha256 = upload.whole(expected.as_deref())?;
-        Ok::<_, Problem>((upload, sha256))
+        let sums = upload.whole(expected.as_deref())?;
+        Ok::<_, Problem>((upload, sums))
     });
-    let (mut upload, sha256) = whole.await.map_err(lost)??;
+    let (mut upload, sums) = whole.await.map_err(lost)??;
     // A store may take long.
     drop(turn);
-    let sent = upload.send_all(&sha256).await;
+    let sent = upload.send_all(&sums.sha256).await;
     let published = move || match sent {
         Ok(key) => {
             is_wanted()?;
-            upload.publish(&sha256, key.as_deref())
+            upload.publish(&sums, key.as_deref())
         }
         Err(problem) => {
             drop(upload);

@@ -27,16 +27,16 @@ use rustix::fs::{
     ftruncate, openat, unlinkat,
 };
 use rustix::io::Errno;
-use sha2::{Digest, Sha256};
 use tokio::runtime::Handle;
 
 use crate::errors::{missing, problem};
 use crate::http::headers::Expected;
-use crate::listing::{SHA256, entry_of, errno, set_modified};
+use crate::listing::{entry_of, errno, set_modified};
 use crate::objects::{OBJECT, PIECE_BYTES as SENT_BYTES, SENDING, Sending, Target};
 use crate::path::DataPath;
 use crate::properties::{self, Property};
 use crate::space::{Space, TARGET, attribute, lock};
+use crate::sums::{Summer, Sums};
 
 /// How much is read at once to hash it.
 const PIECE_BYTES: usize = 1 << 20;
@@ -219,15 +219,15 @@ impl Part {
         });
     }
 
-    /// Hashes what the file has between two offsets.
-    pub fn hash(&self, hasher: &mut Sha256, from: u64, until: u64) -> Result<(), Problem> {
+    /// Sums up what the file has between two offsets.
+    pub fn sum(&self, summer: &mut Summer, from: u64, until: u64) -> Result<(), Problem> {
         let mut piece = vec![0; PIECE_BYTES];
         let mut at = from;
         while at < until {
             let length = usize::try_from(until - at).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
             let read = self.file.read_exact_at(&mut piece[..length], at);
             read.map_err(|e| problem(self.space.what("read again", &self.path), errno(e)))?;
-            hasher.update(&piece[..length]);
+            summer.update(&piece[..length]);
             at += length as u64;
         }
         Ok(())
@@ -251,15 +251,15 @@ impl Part {
         self.space.objects.is_some()
     }
 
-    /// Puts content and hash on the disk, and gives the file its name. If the content is in the store, as the object
+    /// Puts content and sums on the disk, and gives the file its name. If the content is in the store, as the object
     /// `key`, the part keeps only its length.
     ///
     /// # Errors
     /// If the name can't be had, or the disk fails. The file does not get its name then.
-    pub fn publish(mut self, sha256: &str, key: Option<&str>) -> Result<FileEntry, Problem> {
+    pub fn publish(mut self, sums: &Sums, key: Option<&str>) -> Result<FileEntry, Problem> {
         let what = self.space.what("write", &self.path);
         let fault = |e| problem(&what, e);
-        fsetxattr(&self.file, SHA256, sha256.as_bytes(), XattrFlags::empty()).map_err(fault)?;
+        sums.keep(&self.file).map_err(fault)?;
         if let Some(key) = key {
             self.move_content(key)?;
         }
@@ -484,9 +484,9 @@ pub struct Upload {
     /// `None` after the commit.
     part: Option<Part>,
     length: u64,
-    hasher: Sha256,
-    /// How many bytes from the beginning are hashed.
-    hashed: u64,
+    summer: Summer,
+    /// How many bytes from the beginning are summed up.
+    summed: u64,
     /// How many bytes were left out, to be written later: at most so many are.
     gaps: u64,
     is_resumable: bool,
@@ -510,8 +510,8 @@ impl Upload {
     }
 
     fn new(part: Part, is_resumable: bool) -> Self {
-        let (length, hashed, gaps) = (0, 0, 0);
-        Self { part: Some(part), length, hasher: Sha256::new(), hashed, gaps, is_resumable }
+        let (length, summed, gaps) = (0, 0, 0);
+        Self { part: Some(part), length, summer: Summer::new(), summed, gaps, is_resumable }
     }
 
     fn empty(space: &Arc<Space>, path: &DataPath) -> Result<Self, Problem> {
@@ -537,7 +537,7 @@ impl Upload {
         let mut upload = Self::new(part, true);
         upload.length = length;
         upload.set_length(at)?;
-        upload.hash_until(at)?;
+        upload.sum_until(at)?;
         Ok(upload)
     }
 
@@ -568,11 +568,11 @@ impl Upload {
         };
         self.reserve(end)?;
         self.part()?.write(offset, bytes)?;
-        if offset == self.hashed {
-            self.hasher.update(bytes);
-            self.hashed = end;
-        } else if offset < self.hashed {
-            self.hash_anew();
+        if offset == self.summed {
+            self.summer.update(bytes);
+            self.summed = end;
+        } else if offset < self.summed {
+            self.sum_anew();
         }
         self.length = self.length.max(end);
         self.gaps = gaps;
@@ -644,7 +644,7 @@ impl Upload {
 
     /// Whether nothing has to be read again to know its hash.
     pub fn is_hashed(&self) -> bool {
-        self.hashed == self.length
+        self.summed == self.length
     }
 
     /// Cuts or extends the file.
@@ -666,23 +666,23 @@ impl Upload {
         let set = part.file.set_len(length);
         set.map_err(|e| problem(part.space.what("write", &part.path), errno(e)))?;
         (self.length, self.gaps) = (length, gaps);
-        if length < self.hashed {
-            self.hash_anew();
+        if length < self.summed {
+            self.sum_anew();
         }
         Ok(())
     }
 
-    /// What was hashed is not what the file has any more.
-    fn hash_anew(&mut self) {
-        (self.hasher, self.hashed) = (Sha256::new(), 0);
+    /// What was summed up is not what the file has any more.
+    fn sum_anew(&mut self) {
+        (self.summer, self.summed) = (Summer::new(), 0);
         self.part.iter_mut().for_each(Part::stop_sending);
     }
 
-    fn hash_until(&mut self, end: u64) -> Result<(), Problem> {
+    fn sum_until(&mut self, end: u64) -> Result<(), Problem> {
         if let Some(part) = &self.part {
-            part.hash(&mut self.hasher, self.hashed, end)?;
+            part.sum(&mut self.summer, self.summed, end)?;
         }
-        self.hashed = end;
+        self.summed = end;
         Ok(())
     }
 
@@ -715,9 +715,9 @@ impl Upload {
     /// # Errors
     /// If the store fails.
     pub async fn send(&mut self) -> Result<(), Problem> {
-        let hashed = self.hashed;
+        let summed = self.summed;
         match &mut self.part {
-            Some(part) => part.send_until(hashed).await,
+            Some(part) => part.send_until(summed).await,
             None => Ok(()),
         }
     }
@@ -733,28 +733,28 @@ impl Upload {
         }
     }
 
-    /// All has arrived: its SHA-256.
+    /// All has arrived: its sums.
     ///
     /// # Errors
-    /// `Invalid` if it is not the expected one. Then it can't be continued.
-    pub fn whole(&mut self, expected: Option<&str>) -> Result<String, Problem> {
+    /// `Invalid` if the SHA-256 is not the expected one. Then it can't be continued.
+    pub fn whole(&mut self, expected: Option<&str>) -> Result<Sums, Problem> {
         self.gaps_with(0)?;
-        self.hash_until(self.length)?;
-        let sha256 = hex(&self.hasher.clone().finalize());
-        let checked = self.part()?.check(&sha256, expected);
+        self.sum_until(self.length)?;
+        let sums = self.summer.sums();
+        let checked = self.part()?.check(&sums.sha256, expected);
         self.is_resumable &= checked.is_ok();
-        checked.map(|()| sha256)
+        checked.map(|()| sums)
     }
 
     /// The file gets its name. If contents are in a store, `key` is the object with this one.
     ///
     /// # Errors
     /// As [`Part::publish`]; then it is dropped.
-    pub fn publish(mut self, sha256: &str, key: Option<&str>) -> Result<FileEntry, Problem> {
+    pub fn publish(mut self, sums: &Sums, key: Option<&str>) -> Result<FileEntry, Problem> {
         let part = self.part.take();
         let part =
             part.ok_or_else(|| Problem::conflict("can't write a file", "it is closed already"))?;
-        part.publish(sha256, key)
+        part.publish(sums, key)
     }
 
     #[cfg(test)]
@@ -763,8 +763,8 @@ impl Upload {
     /// # Errors
     /// As [`Upload::whole`] and [`Upload::publish`].
     pub fn commit(mut self, expected: Option<&str>) -> Result<FileEntry, Problem> {
-        let sha256 = self.whole(expected)?;
-        self.publish(&sha256, None)
+        let sums = self.whole(expected)?;
+        self.publish(&sums, None)
     }
 }
 
@@ -777,9 +777,4 @@ impl Drop for Upload {
             part.keep(self.length);
         }
     }
-}
-
-/// Two lowercase digits a byte.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

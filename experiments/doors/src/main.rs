@@ -16,11 +16,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use perigee_lab::measuring::{self, load_1min};
+use perigee_lab::measuring::{self, load_1min, median};
+use sha2::{Digest as _, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
 
 use clients::{Load, Workspace};
-use results::{Door, Measurement, Results, What};
+use results::{Door, Measurement, Results, Summing, What};
 use servers::Servers;
 
 #[derive(Parser)]
@@ -116,6 +117,7 @@ fn main() -> Result<()> {
         ..Results::default()
     };
     results.versions.extend(servers::versions());
+    results.summing = Some(summing());
     for round in 1..=rounds {
         measure(&servers, &work, sizes, round, &mut results.measurements)?;
         // What was measured is kept, whatever happens later.
@@ -133,6 +135,25 @@ fn main() -> Result<()> {
     print(&results);
     ensure!(results.killed.iter().all(|killed| killed.lost == 0), "acknowledged files are lost");
     Ok(())
+}
+
+/// The median of some tries over a buffer in memory.
+fn summing() -> Summing {
+    let bytes = vec![7; 64 << 20];
+    let tries = |sum: &dyn Fn(&[u8])| {
+        let timed = |_| {
+            let begun = Instant::now();
+            sum(&bytes);
+            begun.elapsed().as_secs_f64() * f64::from((1 << 30) / (64 << 20))
+        };
+        median((0..9).map(timed)).unwrap_or_default()
+    };
+    Summing {
+        sha256_s_per_gib: tries(&|bytes| drop(std::hint::black_box(Sha256::digest(bytes)))),
+        crc64_s_per_gib: tries(&|bytes| {
+            std::hint::black_box(crc_fast::crc64_nvme(bytes));
+        }),
+    }
 }
 
 /// One round: each work at each door, in an order that turns with the round.

@@ -67,6 +67,23 @@ impl Door {
         )
     }
 
+    /// Whether it encrypts with TLS, so that it is compared with others that do; `None` over SSH.
+    pub fn has_tls(self) -> Option<bool> {
+        match self {
+            Self::PerigeeHttp
+            | Self::PerigeeWebdav
+            | Self::PerigeeCli
+            | Self::NginxWebdav
+            | Self::Vsftpd => Some(false),
+            Self::PerigeeFtps
+            | Self::PerigeeHttpTls
+            | Self::PerigeeWebdavTls
+            | Self::NginxWebdavTls
+            | Self::VsftpdFtps => Some(true),
+            Self::PerigeeSftp | Self::OpensshSftp => None,
+        }
+    }
+
     /// Whether it is served by the controller that speaks TLS.
     pub fn is_perigee_tls(self) -> bool {
         matches!(self, Self::PerigeeHttpTls | Self::PerigeeWebdavTls)
@@ -175,11 +192,20 @@ pub struct Killed {
     pub lost: usize,
 }
 
+/// What the sums over a file's content cost on one CPU: an upload computes both, and a download the CRC.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Summing {
+    pub sha256_s_per_gib: f64,
+    pub crc64_s_per_gib: f64,
+}
+
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Results {
     pub versions: BTreeMap<String, String>,
     pub cpus: usize,
     pub is_quick: bool,
+    #[serde(default)]
+    pub summing: Option<Summing>,
     pub goals: Vec<Goal>,
     pub killed: Vec<Killed>,
     pub heavy: Vec<Heavy>,
@@ -217,27 +243,30 @@ impl Results {
     /// Sets the goals.
     pub fn judge(&mut self) {
         let rows = self.medians();
-        let best_by = |what: What, is_own: bool, by: fn(&Row) -> f64| {
+        let best_by = |what: What, has_tls: bool, is_own: bool, by: fn(&Row) -> f64| {
             let of = rows.iter().filter(|row| row.what == what && row.door.is_perigee() == is_own);
-            of.max_by(|a, b| by(a).total_cmp(&by(b)))
-        };
-        let best = |what: What, is_own: bool| best_by(what, is_own, |row| row.mib_per_s);
-        // The others answer before the disk has the file.
-        let with_sync = |what: What, is_own: bool| {
-            let row = best_by(what, is_own, |row| row.durable_mib_per_s)?;
-            Some(format!("{} {:.0}", row.door.name(), row.durable_mib_per_s))
+            of.filter(|row| row.door.has_tls() == Some(has_tls))
+                .max_by(|a, b| by(a).total_cmp(&by(b)))
         };
         let mut goals = Vec::new();
-        for load in [LoadName::OneLarge, LoadName::SixtyFour] {
+        let loads = [LoadName::OneLarge, LoadName::SixtyFour];
+        for (load, has_tls) in loads.into_iter().flat_map(|load| [(load, true), (load, false)]) {
             for is_upload in [true, false] {
                 let what = What { load, is_upload };
-                let (Some(own), Some(peer)) = (best(what, true), best(what, false)) else {
+                let best = |is_own| best_by(what, has_tls, is_own, |row| row.mib_per_s);
+                // The others answer before the disk has the file.
+                let with_sync = |is_own| {
+                    let row = best_by(what, has_tls, is_own, |row| row.durable_mib_per_s)?;
+                    Some(format!("{} {:.0}", row.door.name(), row.durable_mib_per_s))
+                };
+                let (Some(own), Some(peer)) = (best(true), best(false)) else {
                     continue;
                 };
                 goals.push(Goal {
                     goal: format!(
-                        "{}: not slower in bytes than the best of the others",
-                        what.name()
+                        "{}, {} TLS: not slower in bytes than the best of the others",
+                        what.name(),
+                        if has_tls { "with" } else { "without" }
                     ),
                     met: (!self.is_quick).then_some(own.mib_per_s >= peer.mib_per_s),
                     measured: format!(
@@ -246,7 +275,7 @@ impl Results {
                         own.mib_per_s,
                         peer.door.name(),
                         peer.mib_per_s,
-                        match (with_sync(what, true), with_sync(what, false)) {
+                        match (with_sync(true), with_sync(false)) {
                             (Some(own), Some(peer)) if is_upload =>
                                 format!("; until it is on the disk {own}, {peer}"),
                             _ => String::new(),

@@ -15,13 +15,13 @@ use futures_util::StreamExt;
 use perigee_model::data::{BeginUpload, CutUpload, FileEntry, UploadState};
 use perigee_model::limits::UPLOAD_PARTS;
 use perigee_model::{Problem, TenantName};
-use sha2::{Digest, Sha256};
 
 use super::headers::ContentRange;
 use crate::listing::{is_sha256, unix_ms};
 use crate::path::{DataPath, Location};
 use crate::space::lock;
-use crate::upload::{Part, hex};
+use crate::sums::Summer;
+use crate::upload::Part;
 use crate::view::View;
 
 /// An upload that nobody uses is dropped after this.
@@ -320,17 +320,17 @@ async fn publish(view: &View, upload: &Arc<Parallel>) -> Result<FileEntry, Probl
             Problem::not_found(what, "its content was not what was announced")
                 .next("begin it again")
         })?;
-        let mut hasher = Sha256::new();
-        part.hash(&mut hasher, 0, size)?;
-        let sha256 = hex(&hasher.finalize());
-        part.check(&sha256, Some(&whole.begin.sha256))?;
-        Ok((part, sha256))
+        let mut summer = Summer::new();
+        part.sum(&mut summer, 0, size)?;
+        let sums = summer.sums();
+        part.check(&sums.sha256, Some(&whole.begin.sha256))?;
+        Ok((part, sums))
     });
-    let (mut part, sha256) = whole.await?;
+    let (mut part, sums) = whole.await?;
     // A store may take long.
     drop(turn);
-    match part.send_all(&sha256).await {
-        Ok(key) => view.blocking(move |_| part.publish(&sha256, key.as_deref())).await,
+    match part.send_all(&sums.sha256).await {
+        Ok(key) => view.blocking(move |_| part.publish(&sums, key.as_deref())).await,
         Err(problem) => {
             *upload.part.write().unwrap_or_else(PoisonError::into_inner) = Some(part);
             *lock(&upload.last_used) = Instant::now();
