@@ -18,8 +18,7 @@ use crate::refused::Refused;
 use crate::running::{MAY_NOT_MOVE, Saving, all_left, is_clearly_less, moves_at_s, price_s};
 
 /// Why a VM does not move to another site.
-pub(crate) const CONFINED: &str =
-    "it uses data whose policy is leave-site: never, so the planner moves it within its site or to that of the data only";
+pub(crate) const CONFINED: &str = "it uses data whose policy is leave-site: never, so the planner moves it within its site or to that of the data only";
 
 /// `migrate` for its best two hosts of each two prices, the soonest one first, and `follow` for that one.
 pub(super) fn best_moves(
