@@ -362,6 +362,7 @@ mod tests {
             arrives_by: None,
             arrives_from: None,
             arrives_compressed: false,
+            arrives_tunnelled: false,
             locks_memory: false,
             hides_output: false,
             network: Default::default(),

@@ -8,7 +8,7 @@ use perigee_model::vm::{Accelerator, Firmware};
 
 use crate::command::{QEMU, firmware_file};
 use crate::host::{check_reachable, qemu_version};
-use crate::programs::{STUNNEL, SWTPM, which};
+use crate::programs::{SWTPM, which};
 use crate::users::{Users, VmUids};
 use crate::{accelerator, cgroup, confinement, programs};
 
@@ -17,14 +17,13 @@ const NEEDED: [(&str, &str); 3] =
     [(QEMU, "qemu-system-x86"), ("qemu-img", "qemu-utils"), ("mke2fs", "e2fsprogs")];
 
 /// Without these VMs lack something: the program, its package, and what is lacking.
-const WANTED: [(&str, &str, &str); 8] = [
+const WANTED: [(&str, &str, &str); 7] = [
     ("passt", "passt", "VMs have no network cards by default"),
     ("ip", "iproute2", "VMs can't be in networks"),
     ("nft", "nftables", "VMs have no network cards by default, and can't be in networks"),
     ("wg", "wireguard-tools", "VMs can't be in networks"),
     ("dnsmasq", "dnsmasq-base", "VMs can't be in networks"),
     ("conntrack", "conntrack", "VMs can't publish ports"),
-    (STUNNEL, "stunnel4", "moving a VM takes about twice as long"),
     (SWTPM, "swtpm", "VMs can't have a TPM"),
 ];
 const UEFI: (&str, &str, &str) = ("UEFI's firmware", "ovmf", "VMs can't boot with UEFI");

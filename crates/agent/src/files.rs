@@ -101,7 +101,7 @@ impl VmDir {
         self.root.join("tls")
     }
 
-    /// The key of a migration, in the form that GnuTLS and `stunnel` read (PSK).
+    /// The key of a migration, in the form that GnuTLS reads (PSK).
     pub fn migration_key_file(&self) -> PathBuf {
         self.tls().join(PSK_FILE)
     }

@@ -112,9 +112,6 @@ impl Host {
             users.take_group(user);
         }
         warnings.extend(confinement::missing());
-        if config.network.identity().is_some() {
-            warnings.extend(programs::no_tunnel());
-        }
         let address = link::address_of(&config.agent_url)?;
         let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip).to_owned();
         let networks = Networks::prepare(&config.state, &config.host, &ip, is_root);
@@ -214,6 +211,7 @@ impl Host {
             bridges: self.bridged.there(),
             no_user_networks: self.user_networks.cannot(),
             no_tpm: programs::no_tpm(),
+            tunnels_moves: true,
             addresses,
             lease: self.lease.as_ref().map(Lease::report),
             notice: self.notices.as_ref().and_then(Notices::notice),

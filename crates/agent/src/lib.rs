@@ -109,6 +109,7 @@ pub use notices::METADATA;
 pub use register::machine_goes_down;
 pub use user_networks::GuestsReach;
 pub use users::VmUids;
+pub use vm::tunnel::carry_for_ever;
 
 /// Runs the agent until SIGTERM or SIGINT. VMs keep running. The future is boxed, so that it is compiled in this crate only.
 ///

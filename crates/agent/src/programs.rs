@@ -1,7 +1,7 @@
 //! The programs that VMs need at a host beside QEMU: where they are, and what VMs lack without them.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::unistd::Uid;
 
@@ -12,14 +12,20 @@ pub const STORAGE_DAEMON: &str = "qemu-storage-daemon";
 const FUSE: &str = "/dev/fuse";
 /// As many of them may be made.
 const NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";
-/// The program that encrypts what a VM's migration sends.
-pub const STUNNEL: &str = "stunnel";
 
 /// The file of a program, with links followed.
 pub fn which(name: &str) -> Option<PathBuf> {
     let dirs = std::env::var_os("PATH")?;
     let found = std::env::split_paths(&dirs).map(|dir| dir.join(name)).find(|path| path.is_file());
     found?.canonicalize().ok()
+}
+
+/// The file name of this program, also if another version has replaced the file meanwhile.
+pub fn own_name() -> std::io::Result<String> {
+    let path = std::env::current_exe()?.display().to_string();
+    let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(&path));
+    let name = path.file_name().ok_or(std::io::ErrorKind::NotFound)?;
+    Ok(name.to_string_lossy().into_owned())
 }
 
 /// Why VMs at this host can't have a TPM; `None` if they can.
@@ -41,15 +47,4 @@ pub fn no_tpm() -> Option<String> {
         Ok(_) => Some(format!("{FUSE} is closed to the users of VMs (chmod 0666 {FUSE})")),
         Err(error) => Some(format!("{FUSE} can't be used: {error} (modprobe fuse)")),
     }
-}
-
-/// What moves of VMs lack at this host, in plain words, if it has no `stunnel`.
-pub fn no_tunnel() -> Option<String> {
-    let found = which(STUNNEL);
-    found.is_none().then(|| {
-        format!(
-            "moving a VM from or to this host takes about twice as long: {STUNNEL} is missing, and QEMU encrypts the VM's memory \
-             itself (package stunnel4)"
-        )
-    })
 }

@@ -125,6 +125,9 @@ pub struct HostReport {
     /// That its provider takes it back; `None` if the agent has heard no such thing. That it can't hear is a warning.
     #[serde(default)]
     pub notice: Option<HostNotice>,
+    /// The agent has the tunnel through which moves of VMs go encrypted. Older agents don't say it.
+    #[serde(default)]
+    pub tunnels_moves: bool,
     /// The version of the agent; `None` if the agent is older than this field.
     #[serde(default)]
     pub version: Option<DaemonVersion>,
@@ -279,6 +282,9 @@ pub struct VmSpec {
     pub arrives_from: Option<HostId>,
     /// That migration sends the memory compressed ([`MigrateOut::compressed`]).
     pub arrives_compressed: bool,
+    /// Both hosts of that migration have said that they have the tunnel ([`HostReport::tunnels_moves`]).
+    #[serde(default)]
+    pub arrives_tunnelled: bool,
     /// QEMU's memory is never written to a disk of its host, because it has data that may not leave another site.
     pub locks_memory: bool,
     /// What its job prints is kept nowhere: it may not leave a site, and the agent or the controller is not there.
@@ -576,7 +582,7 @@ pub struct MigrateOut {
     pub migration: MigrationId,
     /// The migrations of a VM are numbered; an order or a cancel that comes late is known by it.
     pub number: u32,
-    /// `tcp:IP:PORT`
+    /// `tunnel:IP:PORT` of a tunnel at the destination, or `tcp:IP:PORT` of QEMU itself
     pub uri: String,
     /// Control of the destination: it is asked before an epoch is flipped back.
     pub destination_agent_url: String,

@@ -1,5 +1,5 @@
 //! Measures what encryption costs between the hosts of a lab: a volume that is read over the WAN (NBD over TLS), and a VM
-//! that migrates (with `stunnel`, where it is installed). The same is done in a lab that encrypts nothing.
+//! that migrates (through the agents' tunnel). The same is done in a lab that encrypts nothing.
 
 mod migration;
 mod reading;

@@ -75,7 +75,7 @@ fn look_at_tunnels(lab: &Lab, seen: &mut BTreeMap<u32, f64>) -> Result<()> {
         let path = entry?.path();
         let pid = path.file_name().and_then(|name| name.to_str()?.parse().ok());
         let line = std::fs::read_to_string(path.join("cmdline")).unwrap_or_default();
-        let is_one = line.starts_with("stunnel\0") && line.contains(&of_lab);
+        let is_one = line.contains("\0agent\0tunnel\0") && line.contains(&of_lab);
         // It may have ended meanwhile.
         if let (true, Some(pid)) = (is_one, pid)
             && let Ok(usage) = Usage::of(pid)

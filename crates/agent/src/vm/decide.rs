@@ -4,6 +4,7 @@ use perigee_model::states::VmEvent;
 use perigee_model::switchover::{NotBegun, Sending, Switchover, may_begin};
 use perigee_model::vm::{MigrateOut, MigrationReport, VmStatus};
 
+use super::tunnel::SCHEME;
 use crate::qmp::{BlockIoError, MigrateInfo};
 
 /// The event of the VM's state machine for a run state of QEMU. `None` if the run state says nothing new.
@@ -59,7 +60,7 @@ pub enum Refusal {
     NotBegun(#[from] NotBegun),
     #[error("its destination is this host")]
     SameHost,
-    #[error("its destination {0:?} is not tcp:IP:PORT")]
+    #[error("its destination {0:?} is neither tunnel:IP:PORT nor tcp:IP:PORT")]
     Uri(String),
 }
 
@@ -78,7 +79,7 @@ pub fn may_migrate(
         return Err(Refusal::SameHost);
     }
     // QEMU accepts other kinds of addresses, and `exec:` would start a program.
-    if !order.uri.starts_with("tcp:") {
+    if !["tcp:", SCHEME].iter().any(|kind| order.uri.starts_with(kind)) {
         return Err(Refusal::Uri(order.uri.clone()));
     }
     Ok(true)
@@ -238,6 +239,8 @@ mod tests {
     fn a_destination_that_is_a_program_or_this_host_is_refused() {
         let exec = MigrateOut { uri: "exec:cat".into(), ..order("m-1") };
         assert!(matches!(may_migrate(VmStatus::Running, None, &exec, OWN), Err(Refusal::Uri(_))));
+        let tunnel = MigrateOut { uri: "tunnel:10.0.0.2:4444".into(), ..order("m-1") };
+        assert_eq!(may_migrate(VmStatus::Running, None, &tunnel, OWN), Ok(true));
         let here = MigrateOut { destination_agent_url: format!("{OWN}/"), ..order("m-1") };
         assert_eq!(may_migrate(VmStatus::Running, None, &here, OWN), Err(Refusal::SameHost));
     }

@@ -543,7 +543,7 @@ impl Migration {
     fn ended(&mut self, why: &str) {
         if self.stop.is_none() {
             let said = tunnel::said(&self.vm.dir, End::Source);
-            let said = said.map_or_else(String::new, |said| format!(" (stunnel: {said})"));
+            let said = said.map_or_else(String::new, |said| format!(" (tunnel: {said})"));
             self.give_up(Stop::Failed(format!("{why}{said}")));
         }
     }

@@ -28,7 +28,8 @@ pub async fn keep_away(vm: Arc<Vm>) {
     let waiting = || {
         vm.observed(|seen| {
             let uri = seen.incoming_uri.as_deref().filter(|_| seen.status() == VmStatus::Incoming);
-            let at = uri?.strip_prefix("tcp:")?.parse().ok()?;
+            let (_, at) = uri?.split_once(':')?;
+            let at = at.parse().ok()?;
             let process = seen.tunnel.or(seen.process)?;
             Some(Waiting { process, at, source: vm.source(), qmp: seen.qmp.clone() })
         })

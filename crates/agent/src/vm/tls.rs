@@ -1,8 +1,8 @@
 //! The key with which the two QEMUs of a migration encrypt what they send.
 //!
 //! The destination's agent makes a new key for each VM that arrives. Only the agent of the host from which the VM comes
-//! gets it, over TLS with certificates on both sides. What encrypts at each end, [`tunnel`](super::tunnel) or QEMU itself, reads
-//! it from a file of its VM: TLS with a pre-shared key. So it does not have its host's key, and nobody else can connect to a QEMU
+//! gets it, over TLS with certificates on both sides. What encrypts at each end, [`tunnel`](super::tunnel) or QEMU itself (TLS with a
+//! pre-shared key), reads it from a file of its VM. So it does not have its host's key, and nobody else can connect to a QEMU
 //! that waits for a VM.
 
 use std::path::Path;
@@ -32,14 +32,6 @@ impl End {
         match self {
             Self::Source => "source",
             Self::Destination => "destination",
-        }
-    }
-
-    /// The file with the settings of what carries the migration at this end.
-    pub fn settings(self) -> &'static str {
-        match self {
-            Self::Source => "source.conf",
-            Self::Destination => "destination.conf",
         }
     }
 }
@@ -131,6 +123,7 @@ mod tests {
             arrives_by: Some(migration("m-1")),
             arrives_from: Some(HostId::new("home1").unwrap()),
             arrives_compressed: false,
+            arrives_tunnelled: false,
             locks_memory: false,
             hides_output: false,
             network: Default::default(),

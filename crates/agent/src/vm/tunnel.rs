@@ -1,21 +1,22 @@
-//! What a migration sends is encrypted by `stunnel`, beside QEMU.
+//! What a migration sends is encrypted by a process beside QEMU: [`carry`].
 //!
 //! QEMU's own TLS makes a record of each page's header and of each page, and sends each alone, which makes a migration
-//! about four times as long as without encryption (`experiments/tls`). QEMU sends to a socket of its `stunnel` here, and what comes from
-//! another host reaches a waiting QEMU through its own `stunnel`. Both have the migration's key, the VM's user, and nothing of their
-//! host. On the wire it is the same as QEMU's own: TLS 1.3 with this key. So a host without `stunnel` and an agent of another version
-//! do their end with QEMU's TLS.
+//! about four times as long as without encryption (`experiments/tls`). QEMU sends to a socket of its tunnel here, and what comes from
+//! another host reaches a waiting QEMU through its own tunnel. Both have the migration's key, the VM's user, and nothing of their
+//! host. The destination's agent decides, and says it with the address where it listens: [`SCHEME`] is for a tunnel, `tcp:` for QEMU's own
+//! TLS with the same key (`VmSpec::arrives_tunnelled`).
 //!
 //! QEMU also encrypts itself what it sends compressed. It makes several connections then, and they have to arrive in their
 //! order. Compressed memory is sent in large parts, so there is little to gain.
 
+mod carry;
+
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use perigee_http::certificate::CA_FILE;
 use perigee_model::Problem;
 use perigee_model::vm::VmStatus;
 use tokio::time::{Instant, sleep};
@@ -29,8 +30,10 @@ use crate::confinement::Sandbox;
 use crate::files::{VmDir, tail};
 use crate::host::Host;
 use crate::process::{self, Looks, Process, QemuUser};
-use crate::programs::{STUNNEL, no_tunnel};
+use crate::programs;
 use crate::qmp::{Qmp, QmpError};
+
+pub use carry::carry_for_ever;
 
 /// It reads a small file and listens.
 const START_DEADLINE: Duration = Duration::from_secs(10);
@@ -38,10 +41,12 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const LOOK: Duration = Duration::from_secs(1);
 /// For how long it may still pass on what QEMU has said last.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(30);
-/// For how long the other end of a connection may keep the handshake waiting. It holds nothing up meanwhile.
-const HANDSHAKE_MAX_S: u32 = 60;
-/// Its descriptors. It takes about half as many connections, from whoever makes them, and has memory and a thread for each.
-const FILES: u32 = 2048;
+/// Before the address where a tunnel listens.
+pub const SCHEME: &str = "tunnel:";
+/// This program, also if its file was replaced meanwhile.
+const OWN: &str = "/proc/self/exe";
+/// What agents of the version before have started in its place.
+const BEFORE: &str = "stunnel";
 const REASON_BYTES: u64 = 1000;
 
 /// One end of a tunnel.
@@ -52,28 +57,15 @@ pub struct Tunnel<'a> {
 }
 
 impl<'a> Tunnel<'a> {
-    /// `None` if this host has no `stunnel`, or the VM's memory may not be swapped.
-    fn of(vm: &'a Vm, host: &Host, end: End) -> Result<Option<Self>, Problem> {
-        if no_tunnel().is_some() || vm.spec.locks_memory {
-            return Ok(None);
-        }
-        Ok(Some(Self { dir: &vm.dir, user: host.user_of(&vm.dir)?, end }))
+    fn of(vm: &'a Vm, host: &Host, end: End) -> Result<Self, Problem> {
+        Ok(Self { dir: &vm.dir, user: host.user_of(&vm.dir)?, end })
     }
 
     /// QEMU connects to [`VmDir::migration_out`], and what it sends comes to `to`.
-    ///
-    /// `cluster`: the certificate of the cluster's authority. A server with a certificate instead of the key would have to show
-    /// just this one; so there is none. Without it `stunnel` takes any.
-    pub async fn send(&self, to: SocketAddr, cluster: &Path) -> Result<Process, Problem> {
+    pub async fn send(&self, to: SocketAddr) -> Result<Process, Problem> {
         let socket = self.dir.migration_out();
         remove(&socket).map_err(cannot_start)?;
-        let cluster = std::fs::read_to_string(cluster).map_err(cannot_start)?;
-        let settings = format!(
-            "client = yes\naccept = {}\nconnect = {to}\nverifyPeer = yes\nCAfile = {}\n",
-            socket.display(),
-            self.write("ca.pem", &cluster)?.display()
-        );
-        let process = self.start(&settings)?;
+        let process = self.start(&socket.display().to_string(), &to.to_string())?;
         // The socket's file is there before it takes connections.
         self.ready(process, || Ok((!listening(&process)?.is_empty()).then_some(process))).await
     }
@@ -81,31 +73,19 @@ impl<'a> Tunnel<'a> {
     /// What comes to the address that is returned goes to a QEMU that listens at [`VmDir::migration_in`].
     pub async fn receive(&self, ip: &str) -> Result<(Process, SocketAddr), Problem> {
         let socket = self.dir.migration_in();
-        let process = self.start(&format!("accept = {ip}:0\nconnect = {}\n", socket.display()))?;
+        let process = self.start(&format!("{ip}:0"), &socket.display().to_string())?;
         let listens = || Ok(listens_at(&process)?.map(|at| (process, at)));
         self.ready(process, listens).await
     }
 
-    fn start(&self, settings: &str) -> Result<Process, Problem> {
-        let settings = format!(
-            "foreground = yes\npid =\nsyslog = no\ndebug = warning\n\
-             [migration]\n\
-             PSKsecrets = {}\nsslVersionMin = TLSv1.3\nTIMEOUTbusy = {HANDSHAKE_MAX_S}\n{settings}",
-            self.dir.migration_key_file().display()
-        );
-        let settings = self.write(self.end.settings(), &settings)?.display().to_string();
+    fn start(&self, at: &str, to: &str) -> Result<Process, Problem> {
+        let key = self.dir.migration_key_file().display().to_string();
+        let own = [key.as_str(), self.end.name(), at, to].map(ToOwned::to_owned);
+        let line: Vec<String> = command().map(ToOwned::to_owned).into_iter().chain(own).collect();
         let log = self.dir.tunnel_log(self.end.name());
         remove(&log).map_err(cannot_start)?;
-        let sandbox = Sandbox::new(STUNNEL, &self.dir.root(), &self.dir.run())?;
-        let limited = [format!("--nofile={FILES}:{FILES}"), STUNNEL.to_owned(), settings];
-        let started = process::start("prlimit", &limited, self.user, &log, None, Some(sandbox))?;
-        Ok(started.0)
-    }
-
-    fn write(&self, name: &str, text: &str) -> Result<PathBuf, Problem> {
-        let path = self.dir.tls().join(name);
-        self.dir.write_for_user(&path, text).map_err(cannot_start)?;
-        Ok(path)
+        let sandbox = Sandbox::new(OWN, &self.dir.root(), &self.dir.run())?;
+        Ok(process::start(OWN, &line, self.user, &log, None, Some(sandbox))?.0)
     }
 
     /// After a failure no process is left.
@@ -135,8 +115,20 @@ impl<'a> Tunnel<'a> {
     }
 }
 
+/// The program's command that is [`carry_for_ever`].
+#[cfg(not(test))]
+fn command() -> [&'static str; 2] {
+    ["agent", "tunnel"]
+}
+
+/// The tests' program has another one.
+#[cfg(test)]
+fn command() -> [&'static str; 3] {
+    ["--exact", "vm::tunnel::carry::tests::it_is_the_process_of_a_tunnel", "--nocapture"]
+}
+
 fn cannot_start(why: impl std::fmt::Display) -> Problem {
-    Problem::unavailable(format!("can't start {STUNNEL}"), why)
+    Problem::unavailable("can't start what encrypts a VM's migration", why)
 }
 
 fn remove(path: &Path) -> std::io::Result<()> {
@@ -150,23 +142,29 @@ fn remove(path: &Path) -> std::io::Result<()> {
 pub fn said(dir: &VmDir, end: End) -> Option<String> {
     let log = tail(&dir.tunnel_log(end.name()), REASON_BYTES).unwrap_or_default();
     let log = String::from_utf8_lossy(&log).into_owned();
-    // `2026.11.26 12:25:56 LOG3[0]: SSL_connect: …`: 3 is an error.
-    let mut errors = log.lines().rev().filter(|line| line.contains(" LOG3["));
-    errors.find_map(|line| Some(line.split_once("]: ")?.1.trim().to_owned()))
+    log.lines().next_back().map(|line| line.trim().to_owned())
 }
 
 /// # Errors
 /// `Unavailable` if this host's processes can't be read.
 fn find(dir: &VmDir, end: End) -> Result<Option<Process>, Problem> {
-    let settings = dir.tls().join(end.settings()).display().to_string();
-    let found = match dir.user() {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        user => user.and_then(|uid| {
-            Process::find(Looks { program: STUNNEL, arguments: [STUNNEL, &settings], uid })
-        }),
+    let [key, settings] =
+        [dir.migration_key_file(), dir.tls().join(format!("{}.conf", end.name()))]
+            .map(|path| path.display().to_string());
+    let look = || {
+        let uid = match dir.user() {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            user => user?,
+        };
+        let own = programs::own_name()?;
+        let found = Process::find(Looks { program: &own, arguments: [&key, end.name()], uid })?;
+        let before =
+            || Process::find(Looks { program: BEFORE, arguments: [BEFORE, &settings], uid });
+        found.map_or_else(before, |found| Ok(Some(found)))
     };
-    found.map_err(|error| {
-        Problem::unavailable(format!("can't tell whether {STUNNEL} runs with {settings}"), error)
+    look().map_err(|error: std::io::Error| {
+        let what = format!("can't tell whether a migration is encrypted with {key}");
+        Problem::unavailable(what, error)
     })
 }
 
@@ -180,21 +178,18 @@ pub async fn end(dir: &VmDir, end: End) -> Result<bool, Problem> {
     Ok(true)
 }
 
-/// Where QEMU sends to so that it comes encrypted to the destination. `None` if QEMU is to encrypt itself, which it does with what is
-/// `compressed`.
-pub async fn way_out(vm: &Vm, host: &Host, uri: &str, compressed: bool) -> Option<String> {
-    let to = uri.strip_prefix("tcp:")?.parse().ok()?;
-    let cluster = host.network.identity()?.dir()?.join(CA_FILE);
-    let begin = async || {
-        end(&vm.dir, End::Source).await?;
-        remove(&vm.dir.tunnel_log(End::Source.name())).map_err(cannot_start)?;
-        let tunnel = if compressed { None } else { Tunnel::of(vm, host, End::Source)? };
-        let Some(tunnel) = tunnel else { return Ok(None) };
-        tunnel.send(to, &cluster).await.map(Some)
-    };
-    let process = or_not(vm, begin().await)?;
+/// Where QEMU sends to so that it comes encrypted to the destination. `None` if QEMU is to encrypt itself.
+///
+/// # Errors
+/// If the destination waits for what comes through a tunnel, and there can be none here.
+pub async fn way_out(vm: &Vm, host: &Host, uri: &str) -> Result<Option<String>, Problem> {
+    end(&vm.dir, End::Source).await?;
+    remove(&vm.dir.tunnel_log(End::Source.name())).map_err(cannot_start)?;
+    let Some(to) = uri.strip_prefix(SCHEME) else { return Ok(None) };
+    let to = to.parse().map_err(|_| cannot_start(format!("{to} is no address")))?;
+    let process = Tunnel::of(vm, host, End::Source)?.send(to).await?;
     share_limits(vm, host, &process);
-    Some(format!("unix:{}", vm.dir.migration_out().display()))
+    Ok(Some(format!("unix:{}", vm.dir.migration_out().display())))
 }
 
 /// Has QEMU wait for its VM. Returns where the VM's source connects to.
@@ -214,12 +209,19 @@ pub async fn way_in(vm: &Vm, host: &Host, qmp: &Qmp) -> Result<String, QmpError>
     }
     // An earlier agent may have done it.
     let is_behind = waits_at(qmp).await?.map(|at| at.port.is_empty());
-    let is_to_be = is_behind.unwrap_or(tls.is_some() && !compressed);
+    // A tunnel's memory could be swapped.
+    let can_be = vm.spec.arrives_tunnelled && !compressed && !vm.spec.locks_memory;
+    let is_to_be = is_behind.unwrap_or(tls.is_some() && can_be);
     let tunnel = if is_to_be { receive(vm, host).await } else { Ok(None) };
     let tunnel = match tunnel {
+        Ok(tunnel) => tunnel,
         // The VM may be coming through one.
         Err(problem) if is_behind == Some(true) => return Err(odd(problem)),
-        tunnel => or_not(vm, tunnel),
+        // Without a tunnel the VM can come all the same.
+        Err(problem) => {
+            tracing::warn!(vm = %vm.id(), %problem, "QEMU encrypts what it sends itself");
+            None
+        }
     };
     let Some((process, at)) = tunnel else {
         if is_behind == Some(true) {
@@ -233,7 +235,8 @@ pub async fn way_in(vm: &Vm, host: &Host, qmp: &Qmp) -> Result<String, QmpError>
     vm.observed(|seen| seen.tunnel = Some(process));
     let inside = format!("unix:{}", vm.dir.migration_in().display());
     listen_for_migration(qmp, &inside, compressed, None).await?;
-    Ok(format!("tcp:{at}"))
+    let scheme = if vm.spec.arrives_tunnelled { SCHEME } else { "tcp:" };
+    Ok(format!("{scheme}{at}"))
 }
 
 /// # Errors
@@ -247,27 +250,22 @@ pub fn check_encrypted(vm: &Vm, host: &Host) -> Result<(), Problem> {
     Err(Problem::unsupported(format!("can't migrate the VM {}", vm.id()), why))
 }
 
+/// `None` if the VM's source has no tunnel.
 async fn receive(vm: &Vm, host: &Host) -> Result<Option<(Process, SocketAddr)>, Problem> {
     if let Some(process) = find(&vm.dir, End::Destination)? {
         match listens_at(&process) {
             Ok(Some(at)) => return Ok(Some((process, at))),
             Ok(None) => process.kill().await?,
             Err(error) => {
-                let what = format!("can't tell where its {STUNNEL} listens");
+                let what = "can't tell where what encrypts its migration listens";
                 return Err(Problem::unavailable(what, error));
             }
         }
     }
-    let Some(tunnel) = Tunnel::of(vm, host, End::Destination)? else { return Ok(None) };
-    tunnel.receive(&host.ip).await.map(Some)
-}
-
-/// Without a tunnel the VM can move all the same.
-fn or_not<T>(vm: &Vm, tunnel: Result<Option<T>, Problem>) -> Option<T> {
-    tunnel.unwrap_or_else(|problem| {
-        tracing::warn!(vm = %vm.id(), %problem, "QEMU encrypts what it sends itself");
-        None
-    })
+    if !vm.spec.arrives_tunnelled {
+        return Ok(None);
+    }
+    Tunnel::of(vm, host, End::Destination)?.receive(&host.ip).await.map(Some)
 }
 
 fn share_limits(vm: &Vm, host: &Host, process: &Process) {
@@ -275,7 +273,7 @@ fn share_limits(vm: &Vm, host: &Host, process: &Process) {
     if let Some(qemu) = qemu
         && let Err(error) = cgroup::join(&qemu, process)
     {
-        tracing::warn!(vm = %vm.id(), %error, "its {STUNNEL} runs without limits");
+        tracing::warn!(vm = %vm.id(), %error, "its tunnel runs without limits");
     }
 }
 
@@ -288,7 +286,7 @@ async fn is_in_use(vm: &Vm) -> bool {
     };
     let looked = tokio::task::spawn_blocking(looked).await;
     looked.map_err(std::io::Error::other).flatten().unwrap_or_else(|error| {
-        tracing::warn!(vm = %vm.id(), %error, "whether its {STUNNEL} still passes something on is not known");
+        tracing::warn!(vm = %vm.id(), %error, "whether its tunnel still passes something on is not known");
         true
     })
 }

@@ -617,6 +617,7 @@ pub fn spec(epoch: u64, is_incoming: bool) -> VmSpec {
         arrives_by: is_incoming.then(|| MigrationId::new("m-1").unwrap()),
         arrives_from: None,
         arrives_compressed: false,
+        arrives_tunnelled: false,
         locks_memory: false,
         hides_output: false,
         network: Default::default(),

@@ -672,6 +672,7 @@ pub(super) fn vm_spec(run: &Run, placement: &Placement, at: &HostId) -> Result<V
         arrives_by: None,
         arrives_from: None,
         arrives_compressed: false,
+        arrives_tunnelled: false,
         locks_memory,
         hides_output: leave_site::hides_output(&run.cluster, &placement.disks, at),
         network: networks::of_vm(&run.record.value)?,

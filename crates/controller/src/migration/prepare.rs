@@ -88,10 +88,12 @@ impl Run {
         let report: VmReport = source.agent.get(&self.path()).await?;
         let arrives_by = Some(self.record.value.migration.id.clone());
         let to = self.record.value.migration.to.clone();
+        let tunnels = |id| self.cluster.hosts.report(id).is_some_and(|said| said.tunnels_moves);
         let mut spec = VmSpec {
             arrives_by,
             arrives_from: Some(source.id.clone()),
             arrives_compressed: self.record.value.migration.compressed,
+            arrives_tunnelled: tunnels(&source.id) && tunnels(&to),
             start: self.record.value.start,
             ..leave_site::confine_arriving(&self.cluster, placed, report.spec, &to)?
         };

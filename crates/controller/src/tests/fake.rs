@@ -135,6 +135,7 @@ pub struct Inside {
     pub no_user_networks: Option<String>,
     /// Why VMs have no TPM here.
     pub no_tpm: Option<String>,
+    pub tunnels_moves: bool,
     pub notice: Option<HostNotice>,
     /// What its tasks wait for.
     pub cpus_used_1m: Option<f64>,
@@ -509,6 +510,7 @@ async fn host(State(inside): Shared) -> Reply<HostReport> {
         failing_gateways: inside.failing_gateways.clone(),
         no_user_networks: inside.no_user_networks.clone(),
         no_tpm: inside.no_tpm.clone(),
+        tunnels_moves: inside.tunnels_moves,
         bridges: inside.bridges.clone(),
         addresses: inside.addresses.clone(),
         lease: None,

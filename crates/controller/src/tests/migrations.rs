@@ -23,7 +23,10 @@ async fn copying() -> (Lab, JobId, VmId) {
 }
 
 pub async fn copying_of(job: JobSpec) -> (Lab, JobId, VmId) {
-    let lab = Lab::up().await;
+    copying_in(Lab::up().await, job).await
+}
+
+async fn copying_in(lab: Lab, job: JobSpec) -> (Lab, JobId, VmId) {
     let (id, vm) = running_as(&lab, job).await;
     vms::move_to(&lab.cluster, &vm, lab.cloud.id.clone(), Default::default()).await.expect("move");
     wait_for("the source to be asked", async || {
@@ -100,6 +103,23 @@ async fn a_job_follows_its_vm_to_the_data() {
     let decisions = planning::decisions(&lab.cluster, &id).await.expect("decisions");
     assert_eq!(decisions.len(), 2, "placement and the move that was asked for");
     assert!(decisions.iter().all(|decision| decision.measured_s.is_some()));
+}
+
+/// The agents of an older version do not say that they have it.
+#[tokio::test]
+async fn a_move_goes_through_a_tunnel_only_if_both_agents_have_it() {
+    for both in [false, true] {
+        let lab = Lab::up().await;
+        for (host, has) in [(&lab.home, true), (&lab.cloud, both)] {
+            host.inside().tunnels_moves = has;
+            wait_for("the report", async || {
+                (lab.cluster.hosts.report(&host.id)?.tunnels_moves == has).then_some(())
+            })
+            .await;
+        }
+        let (lab, _, vm) = copying_in(lab, spec(Access::Write)).await;
+        assert_eq!(lab.cloud.inside().vms[&vm].report.spec.arrives_tunnelled, both);
+    }
 }
 
 /// What it did between the last reading of its figures and its arrival was lost from the account, so its shown end was too

@@ -260,6 +260,7 @@ pub fn vm_spec() -> VmSpec {
         arrives_by: None,
         arrives_from: None,
         arrives_compressed: false,
+        arrives_tunnelled: false,
         locks_memory: false,
         hides_output: false,
         network: Default::default(),

@@ -69,6 +69,7 @@ fn vm(disks: usize) -> VmSpec {
         arrives_by: None,
         arrives_from: None,
         arrives_compressed: false,
+        arrives_tunnelled: false,
         locks_memory: false,
         hides_output: false,
         network: Default::default(),

@@ -23,6 +23,18 @@ pub const STATE: &str = "/var/lib/perigee/agent";
 pub enum Verb {
     /// Run the agent of this host. Its virtual machines keep running when it stops
     Run(Box<RunArgs>),
+    /// The process that carries a virtual machine's migration, encrypted; the agent starts it
+    #[command(hide = true)]
+    Tunnel {
+        /// The file with the migration's key
+        key: PathBuf,
+        /// `source` or `destination`
+        end: String,
+        /// Where it listens
+        at: String,
+        /// Where it connects to
+        to: String,
+    },
 }
 
 /// What [`Verb::Run`] takes.
@@ -95,7 +107,13 @@ fn lease(text: &str) -> Result<u64, String> {
 
 /// Runs the agent until SIGTERM or SIGINT. VMs go on, and the next agent finds them again.
 pub async fn run(verb: Verb, told: Option<Told>) -> Result<(), Problem> {
-    let Verb::Run(args) = verb;
+    let args = match verb {
+        Verb::Run(args) => args,
+        Verb::Tunnel { key, end, at, to } => {
+            return perigee_agent::carry_for_ever(&key, &end, &at, &to)
+                .map_err(|error| Problem::internal("can't carry a migration", error));
+        }
+    };
     let log = args.daemon.log.clone();
     daemon::run(told, log, Live::log_only(), serve(*args)).await
 }

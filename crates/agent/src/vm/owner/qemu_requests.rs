@@ -72,7 +72,7 @@ impl Owner {
             ["pause-before-switchover", "return-path", "events", "auto-converge"].map(on);
         qmp.execute("migrate-set-capabilities", json!({"capabilities": capabilities})).await?;
         set_compression(qmp, compressed).await?;
-        let inside = tunnel::way_out(&self.vm, &self.host, &uri, compressed).await;
+        let inside = tunnel::way_out(&self.vm, &self.host, &uri).await.map_err(plain)?;
         let tls = self.host.network.identity().filter(|_| inside.is_none());
         set_encryption(qmp, End::Source, tls.map(|_| self.vm.dir.tls()).as_deref()).await?;
         let parameters = json!({

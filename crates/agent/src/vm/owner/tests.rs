@@ -77,6 +77,7 @@ async fn owner_beside(dir: &Path, qemu: &Qemu, volume_control: String) -> Owner 
         arrives_by: None,
         arrives_from: None,
         arrives_compressed: false,
+        arrives_tunnelled: false,
         locks_memory: false,
         hides_output: false,
         network: Default::default(),
