@@ -272,6 +272,7 @@ impl Bench<'_> {
             start,
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,
+            ranks: perigee_model::LeaveSite::Never,
             timeout_s: Some(900),
             has_output_room: false,
             stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,

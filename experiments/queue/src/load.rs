@@ -258,6 +258,7 @@ fn spec(owner: &str) -> JobSpec {
         start: Start::Anywhere,
         may_migrate: false,
         writes: perigee_model::LeaveSite::Never,
+        ranks: perigee_model::LeaveSite::Never,
         timeout_s: None,
         has_output_room: false,
         stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,

@@ -62,6 +62,7 @@ impl<'a> Perigee<'a> {
             start: Start::Host(at.clone()),
             may_migrate: false,
             writes: perigee_model::LeaveSite::Never,
+            ranks: perigee_model::LeaveSite::Never,
             timeout_s: None,
             has_output_room: false,
             stop_grace_s: perigee_model::job::STOP_GRACE_S_DEFAULT,
